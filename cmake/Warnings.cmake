@@ -1,0 +1,12 @@
+# headwater_compile_options(target): warnings, -Werror and sanitizers for the project's own targets only.
+find_package(Threads REQUIRED)
+function(headwater_compile_options target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wno-psabi)
+  if(HEADWATER_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+  if(HEADWATER_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${HEADWATER_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+    target_link_options(${target} PUBLIC -fsanitize=${HEADWATER_SANITIZE})
+  endif()
+endfunction()

@@ -1,0 +1,38 @@
+// Constants of the cost model, all integers so that every compiler and device decides alike. Times in picoseconds.
+// `headwater calibrate` measures them; the defaults were measured on the machine named beside them.
+#pragma once
+
+#include <cstdint>
+
+#include "headwater/types.h"
+
+namespace headwater {
+
+/// Cost of the products of one key of one KV head with a tile of stacked query rows (rows x group_size), at
+/// head_dim_qk + head_dim_vo = 256, in cache, by one worker. Other head sizes scale in proportion.
+struct ComputeModel {
+  std::int64_t few_row_ps = 2'750;    ///< few-rows kernel: per stacked row
+  std::int64_t many_base_ps = 5'700;  ///< many-rows kernel: per key ...
+  std::int64_t many_row_ps = 2'330;   ///< ... and per stacked row, padded
+  std::int32_t many_row_pad = 16;     ///< stacked rows are padded to a multiple of this
+  std::int32_t few_row_max = 12;      ///< above this the many-rows kernel is used
+};
+
+struct DeviceModel {
+  std::int32_t num_workers = 2;
+  std::int64_t memory_ps_per_kib = 28'000;  ///< reading KV from memory, all workers together
+  std::int64_t cache_ps_per_kib = 7'000;    ///< re-reading KV that the last-level cache still holds, all workers together
+  std::int64_t cache_bytes = 16LL << 20;    ///< KV that survives in the last-level cache between reads
+  std::int64_t item_ps = 1'500'000;         ///< fixed cost of a work item
+  std::int64_t item_row_ps = 150'000;       ///< fixed cost of one query row (all heads) in an item: gather q, close state
+  std::int64_t partial_ps_per_kib = 60'000; ///< writing and merging one KiB of partial state
+  std::int64_t launch_ps = 4'000'000;       ///< fixed cost of a run; a merge phase costs another
+  std::int32_t max_tile_rows = 128;         ///< stacked rows (rows x group_size) of a work item
+  std::int32_t chunk_tokens = 1'024;        ///< preferred tokens of a work item
+  ComputeModel dot16;                       ///< products on 16-bit operands (bf16 dot instructions)
+  ComputeModel fma32;                       ///< products in fp32, KV converted on load
+
+  [[nodiscard]] static DeviceModel default_cpu();
+};
+
+}  // namespace headwater
