@@ -1,0 +1,66 @@
+// What goes into the engine and what comes out: requests, sampling parameters, events. Plain values.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace headwater::engine {
+
+/// How the next token is chosen. The choice is a pure function of (logits, seed, sample index, position), so it does not
+/// depend on what else is in the batch.
+struct SamplingParams {
+  float temperature = 0.0F;  ///< 0: greedy, the most likely token (the lowest id on a tie)
+  int top_k = 0;             ///< keep the k most likely tokens; 0: all
+  float top_p = 1.0F;        ///< then keep the smallest set whose probability reaches top_p; 1: all
+  std::uint64_t seed = 0;
+};
+
+/// One prompt, and n samples of its continuation. The samples share the prompt's pages.
+struct Request {
+  std::vector<std::int32_t> prompt;  ///< at least one token
+  SamplingParams sampling;
+  int num_samples = 1;
+  int max_tokens = 128;                      ///< per sample, >= 1
+  std::vector<std::string> stop;             ///< a sample ends before the first of these; not part of its text
+  std::vector<std::int32_t> stop_tokens;     ///< ends a sample; besides the model's own end-of-sequence token
+  bool ignore_eos = false;                   ///< go on after the model's end-of-sequence token
+  std::uint64_t salt = 0;                    ///< requests with different salts never share cached pages
+};
+
+using RequestId = std::int64_t;
+
+enum class FinishReason : std::uint8_t {
+  stop,       ///< end-of-sequence token, stop token or stop string
+  length,     ///< max_tokens, or the model's context is full
+  cancelled,  ///< Engine::cancel
+  error,      ///< Event::error says why, for instance out of pages
+};
+
+/// "stop", "length", "cancelled", "error".
+[[nodiscard]] std::string_view name_of(FinishReason reason) noexcept;
+
+/// One token of one sample, or the end of a sample (then token may be -1). `text` holds complete UTF-8 characters only,
+/// and nothing that may still turn out to be a stop string; the texts of a sample's events, joined, are its text.
+struct Event {
+  RequestId request = 0;
+  int sample = 0;
+  std::int32_t token = -1;
+  std::string text;
+  std::optional<FinishReason> finish;
+  std::string error;
+};
+
+/// A finished sample.
+struct Completion {
+  RequestId request = 0;
+  int sample = 0;
+  std::vector<std::int32_t> tokens;  ///< generated tokens, the end-of-sequence token included
+  std::string text;
+  FinishReason finish = FinishReason::stop;
+  std::string error;
+};
+
+}  // namespace headwater::engine
