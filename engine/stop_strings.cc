@@ -1,0 +1,68 @@
+#include "engine/stop_strings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/utf8.h"
+#include "headwater/error.h"
+
+namespace headwater::engine {
+
+StopStrings::StopStrings(std::vector<std::string> stops) : stops_(std::move(stops)), states_(stops_.size(), 0) {
+  for (std::size_t i = 0; i < stops_.size(); ++i) {
+    const std::string& stop = stops_[i];
+    if (stop.empty()) {
+      throw Error(ErrorCode::invalid_argument, fmt::format("stop[{}] is empty, expected at least one byte", i));
+    }
+    if (const std::size_t valid = valid_utf8_prefix(stop); valid != stop.size()) {
+      throw Error(ErrorCode::invalid_argument, fmt::format("stop[{}] has byte 0x{:02x} at {}, expected valid UTF-8", i,
+                                                           static_cast<unsigned char>(stop[valid]), valid));
+    }
+    // border[k]: length of the longest proper prefix of the first k bytes that is also their suffix.
+    std::vector<std::size_t> border(stop.size() + 1, 0);
+    for (std::size_t k = 1, length = 0; k < stop.size(); ++k) {
+      while (length > 0 && stop[k] != stop[length]) length = border[length];
+      if (stop[k] == stop[length]) ++length;
+      border[k + 1] = length;
+    }
+    borders_.push_back(std::move(border));
+  }
+}
+
+std::string StopStrings::push(std::string_view text) {
+  if (stopped()) return {};
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    for (std::size_t i = 0; i < stops_.size(); ++i) {
+      const std::string& stop = stops_[i];
+      std::size_t& state = states_[i];
+      while (state > 0 && stop[state] != text[at]) state = borders_[i][state];
+      if (stop[state] == text[at]) ++state;
+      if (state == stop.size() && (!matched_ || stop.size() > stops_[*matched_].size())) matched_ = i;
+    }
+    if (matched_) {
+      held_.append(text.substr(0, at + 1));
+      held_.resize(held_.size() - stops_[*matched_].size());
+      return std::exchange(held_, {});
+    }
+  }
+  held_ += text;
+  // A state counts bytes that the text ends with, so the largest one covers every stop string that may have begun.
+  const std::size_t keep = states_.empty() ? 0 : *std::max_element(states_.begin(), states_.end());
+  std::string out = held_.substr(0, held_.size() - keep);
+  held_.erase(0, out.size());
+  return out;
+}
+
+std::string StopStrings::finish() {
+  return stopped() ? std::string() : std::exchange(held_, {});
+}
+
+std::string TextStream::finish() {
+  // The detokenizer's last character may itself complete or break a stop string.
+  std::string out = stops_.push(detokenizer_.finish());
+  return out += stops_.finish();
+}
+
+}  // namespace headwater::engine
