@@ -59,13 +59,16 @@ struct Kernels {
   /// Scratch that `attend` needs for a tile of `max_rows` query rows.
   std::size_t (*scratch_bytes)(const AttendParams& p, int max_rows) noexcept;
   /// Merges `count` states (partial slots in order) of query row `row`, all heads, adds the learned sink, writes out and lse.
+  /// In batch-invariant mode a left fold (state.h); count = 0 is a row without keys.
   void (*merge_row)(const AttendParams& p, std::int32_t row, const std::int32_t* slots, int count) noexcept;
 };
 
 /// Table of a level; throws Error(unsupported) where the processor lacks it.
 const Kernels& kernels_for(Isa isa);
+/// The same, for a processor whose highest level is `highest`.
+const Kernels& kernels_for(Isa isa, Isa highest);
 
-// One per translation unit.
+// One per translation unit; which of them are built is decided in CMakeLists.txt.
 extern const Kernels kScalarKernels;
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;

@@ -1,0 +1,213 @@
+// Writing to the cache: new keys and values, and copies of pages before they are appended to.
+//
+// Rows are dealt to workers in contiguous runs, copies by KV head (so that copies which depend on each other keep their
+// order). Little work stays on the calling thread.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+#include "cpu/convert.h"
+#include "cpu/validate.h"
+#include "headwater/cpu.h"
+
+namespace headwater::cpu {
+namespace {
+
+/// Bytes below which the calling thread does everything (a few microseconds).
+constexpr std::int64_t kSerialBytes = 64 * 1024;
+
+struct Append {
+  const KvCache& cache;
+  ConstRowsView k;
+  ConstRowsView v;
+  std::span<const std::int64_t> token_slots;
+  int num_kv_heads;
+  int head_dim_qk;
+  int head_dim_vo;
+  Scale k_scale;
+  Scale v_scale;
+  int num_workers;
+};
+
+float scale_of(const Scale& scale, int kv_head) noexcept {
+  if (scale.data == nullptr) return 1.0F;
+  return scale.data[scale.count == 1 ? 0 : kv_head];
+}
+
+/// Only the 8-bit type is scaled: others store the value itself, and the scale multiplies it when it is read.
+template <class From, class To>
+void store_row(const From* from, To* to, int n, float scale) noexcept {
+  if constexpr (std::is_same_v<From, To>) {
+    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(To));
+  } else if constexpr (std::is_same_v<To, F8e4m3>) {
+    for (int i = 0; i < n; ++i) to[i] = from_f32<F8e4m3>(to_f32(from[i]) / scale);
+  } else {
+    convert_row(from, to, n);
+  }
+}
+
+void append_side(const Append& a, const PagedTensor& side, const ConstRowsView& rows, int head_dim, const Scale& scale,
+                 std::int64_t begin, std::int64_t end) noexcept {
+  with_type(rows.dtype, [&](auto from_tag) {
+    with_type(a.cache.dtype, [&](auto to_tag) {
+      using From = decltype(from_tag);
+      using To = decltype(to_tag);
+      for (std::int64_t r = begin; r < end; ++r) {
+        const std::int64_t slot = a.token_slots[static_cast<std::size_t>(r)];
+        if (slot < 0) continue;
+        const std::int64_t at = slot / a.cache.page_size * side.page_stride + slot % a.cache.page_size * side.token_stride;
+        const From* from = static_cast<const From*>(rows.data) + r * rows.row_stride;
+        To* to = static_cast<To*>(side.data) + at;
+        for (int h = 0; h < a.num_kv_heads; ++h) {
+          store_row(from + h * rows.head_stride, to + h * side.head_stride, head_dim, scale_of(scale, h));
+        }
+      }
+    });
+  });
+}
+
+void append_rows(const Append& a, int worker) noexcept {
+  const auto rows = static_cast<std::int64_t>(a.token_slots.size());
+  const std::int64_t begin = rows * worker / a.num_workers;
+  const std::int64_t end = rows * (worker + 1) / a.num_workers;
+  append_side(a, a.cache.k, a.k, a.head_dim_qk, a.k_scale, begin, end);
+  append_side(a, a.cache.v, a.v, a.head_dim_vo, a.v_scale, begin, end);
+}
+
+struct Copy {
+  const KvCache& cache;
+  std::span<const PageCopy> copies;
+  int num_kv_heads;
+  int head_dim_qk;
+  int head_dim_vo;
+  int num_workers;
+};
+
+void copy_side(const Copy& c, const PagedTensor& side, int head_dim, const PageCopy& copy, int head) noexcept {
+  const auto element = static_cast<std::int64_t>(size_of(c.cache.dtype));
+  auto* const base = static_cast<std::byte*>(side.data) + head * side.head_stride * element;
+  const std::byte* from = base + copy.src * side.page_stride * element;
+  std::byte* to = base + copy.dst * side.page_stride * element;
+  const auto row_bytes = static_cast<std::size_t>(head_dim * element);
+  if (side.token_stride == head_dim) {
+    std::memcpy(to, from, row_bytes * static_cast<std::size_t>(copy.num_tokens));
+    return;
+  }
+  for (int t = 0; t < copy.num_tokens; ++t) {
+    std::memcpy(to + t * side.token_stride * element, from + t * side.token_stride * element, row_bytes);
+  }
+}
+
+void copy_heads(const Copy& c, int worker) noexcept {
+  const int begin = c.num_kv_heads * worker / c.num_workers;
+  const int end = c.num_kv_heads * (worker + 1) / c.num_workers;
+  for (const PageCopy& copy : c.copies) {
+    for (int head = begin; head < end; ++head) {
+      copy_side(c, c.cache.k, c.head_dim_qk, copy, head);
+      copy_side(c, c.cache.v, c.head_dim_vo, copy, head);
+    }
+  }
+}
+
+void check_heads(int num_kv_heads, int head_dim_qk, int head_dim_vo) {
+  if (num_kv_heads < 1) refuse(ErrorCode::invalid_argument, "num_kv_heads", num_kv_heads, "at least 1");
+  if (head_dim_qk < 1) refuse(ErrorCode::invalid_argument, "head_dim_qk", head_dim_qk, "at least 1");
+  if (head_dim_vo < 1) refuse(ErrorCode::invalid_argument, "head_dim_vo", head_dim_vo, "at least 1");
+}
+
+void check_slots(const KvCache& cache, std::span<const std::int64_t> token_slots) {
+  // Divided, not multiplied: num_pages may be anything.
+  for (std::size_t i = 0; i < token_slots.size(); ++i) {
+    if (token_slots[i] >= 0 && token_slots[i] / cache.page_size >= cache.num_pages) {
+      refuse(ErrorCode::invalid_argument, "token_slots[" + std::to_string(i) + "]", token_slots[i],
+             "less than num_pages * page_size = " + std::to_string(cache.num_pages) + " * " +
+                 std::to_string(cache.page_size));
+    }
+  }
+}
+
+void check_positive(const char* name, const Scale& scale) {
+  for (int i = 0; i < scale.count; ++i) {
+    if (!(scale.data[i] > 0.0F) || !std::isfinite(scale.data[i])) {
+      refuse(ErrorCode::invalid_argument, std::string(name) + "[" + std::to_string(i) + "]",
+             std::to_string(scale.data[i]), "a positive number (values are divided by it)");
+    }
+  }
+}
+
+void check_copies(const KvCache& cache, std::span<const PageCopy> copies) {
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    const PageCopy& copy = copies[i];
+    const auto name = [i](const char* field) { return "copies[" + std::to_string(i) + "]." + field; };
+    const std::string pages = "a page in [0, " + std::to_string(cache.num_pages) + ")";
+    if (copy.src < 0 || copy.src >= cache.num_pages) {
+      refuse(ErrorCode::invalid_argument, name("src"), copy.src, pages);
+    }
+    if (copy.dst < 0 || copy.dst >= cache.num_pages) {
+      refuse(ErrorCode::invalid_argument, name("dst"), copy.dst, pages);
+    }
+    if (copy.src == copy.dst) {
+      refuse(ErrorCode::invalid_argument, name("dst"), copy.dst, "a page other than src");
+    }
+    if (copy.num_tokens < 0 || copy.num_tokens > cache.page_size) {
+      refuse(ErrorCode::invalid_argument, name("num_tokens"), copy.num_tokens,
+             "0 to page_size = " + std::to_string(cache.page_size));
+    }
+  }
+}
+
+}  // namespace
+
+void append_kv(const KvCache& cache, ConstRowsView k, ConstRowsView v, std::span<const std::int64_t> token_slots,
+               int num_kv_heads, int head_dim_qk, int head_dim_vo, Scale k_scale, Scale v_scale, Executor& executor) {
+  check_heads(num_kv_heads, head_dim_qk, head_dim_vo);
+  check_cache("cache", -1, cache, num_kv_heads, head_dim_qk, head_dim_vo);
+  const auto rows = static_cast<std::int64_t>(token_slots.size());
+  check_rows("k", k, rows, num_kv_heads, head_dim_qk);
+  check_rows("v", v, rows, num_kv_heads, head_dim_vo);
+  check_scale("k_scale", k_scale, num_kv_heads);
+  check_scale("v_scale", v_scale, num_kv_heads);
+  if (cache.dtype == DType::f8e4m3) {
+    check_positive("k_scale", k_scale);
+    check_positive("v_scale", v_scale);
+  }
+  check_slots(cache, token_slots);
+
+  Append append{cache,       k,           v,       token_slots, num_kv_heads,
+                head_dim_qk, head_dim_vo, k_scale, v_scale,     executor.num_workers()};
+  const std::int64_t bytes = rows * num_kv_heads * (head_dim_qk + head_dim_vo) *
+                             static_cast<std::int64_t>(size_of(cache.dtype));
+  if (append.num_workers == 1 || bytes < kSerialBytes) {
+    append.num_workers = 1;
+    append_rows(append, 0);
+    return;
+  }
+  executor.parallel([](void* context, int worker) noexcept { append_rows(*static_cast<Append*>(context), worker); },
+                    &append);
+}
+
+void copy_pages(const KvCache& cache, std::span<const PageCopy> copies, int num_kv_heads, int head_dim_qk,
+                int head_dim_vo, Executor& executor) {
+  check_heads(num_kv_heads, head_dim_qk, head_dim_vo);
+  check_cache("cache", -1, cache, num_kv_heads, head_dim_qk, head_dim_vo);
+  check_copies(cache, copies);
+
+  Copy copy{cache, copies, num_kv_heads, head_dim_qk, head_dim_vo, std::min(executor.num_workers(), num_kv_heads)};
+  const std::int64_t bytes = static_cast<std::int64_t>(copies.size()) * cache.page_size * num_kv_heads *
+                             (head_dim_qk + head_dim_vo) * static_cast<std::int64_t>(size_of(cache.dtype));
+  if (copy.num_workers == 1 || bytes < kSerialBytes) {
+    copy.num_workers = 1;
+    copy_heads(copy, 0);
+    return;
+  }
+  executor.parallel(
+      [](void* context, int worker) noexcept {
+        auto& c = *static_cast<Copy*>(context);
+        if (worker < c.num_workers) copy_heads(c, worker);
+      },
+      &copy);
+}
+
+}  // namespace headwater::cpu

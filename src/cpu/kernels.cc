@@ -1,0 +1,78 @@
+// Which kernels this processor can run: the only place that tests for its features.
+#include "cpu/kernels.h"
+
+#include <algorithm>
+#include <string>
+
+#if defined(HEADWATER_CPU_AVX2) || defined(HEADWATER_CPU_AVX512) || defined(HEADWATER_CPU_AVX512_BF16)
+#include <cpuid.h>
+#define HEADWATER_CPU_X86 1
+#endif
+
+namespace headwater::cpu {
+namespace {
+
+Isa probe() noexcept {
+#ifdef HEADWATER_CPU_X86
+  __builtin_cpu_init();
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  if (!f16c || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Isa::scalar;
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl")) {
+    return Isa::avx2;
+  }
+  return __builtin_cpu_supports("avx512bf16") ? Isa::avx512_bf16 : Isa::avx512;
+#else
+  return Isa::scalar;
+#endif
+}
+
+/// Highest level that this build has kernels for.
+constexpr Isa kHighestBuilt =
+#if defined(HEADWATER_CPU_AVX512_BF16)
+    Isa::avx512_bf16;
+#elif defined(HEADWATER_CPU_AVX512)
+    Isa::avx512;
+#elif defined(HEADWATER_CPU_AVX2)
+    Isa::avx2;
+#else
+    Isa::scalar;
+#endif
+
+const Kernels& table_of(Isa isa) noexcept {
+  switch (isa) {
+#ifdef HEADWATER_CPU_AVX512_BF16
+    case Isa::avx512_bf16: return kAvx512Bf16Kernels;
+#endif
+#ifdef HEADWATER_CPU_AVX512
+    case Isa::avx512: return kAvx512Kernels;
+#endif
+#ifdef HEADWATER_CPU_AVX2
+    case Isa::avx2: return kAvx2Kernels;
+#endif
+    default: return kScalarKernels;
+  }
+}
+
+}  // namespace
+
+Isa detect_isa() noexcept {
+  static const Isa isa = std::min(probe(), kHighestBuilt);
+  return isa;
+}
+
+const Kernels& kernels_for(Isa isa, Isa highest) {
+  if (isa > highest) {
+    throw Error(ErrorCode::unsupported, "isa = " + std::string(name_of(isa)) + ", expected at most " +
+                                            std::string(name_of(highest)) + ": this processor or build lacks it");
+  }
+  return table_of(isa);
+}
+
+const Kernels& kernels_for(Isa isa) { return kernels_for(isa, detect_isa()); }
+
+}  // namespace headwater::cpu

@@ -1,0 +1,172 @@
+// Merging of partial attention states that the caller holds (M1): base-2 weights relative to the greatest LSE.
+//
+// A head of a group is worked on in blocks of head_dim on the stack; its weights are computed anew for every block, so
+// that no scratch memory is needed. Groups are dealt to workers in contiguous runs.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "cpu/convert.h"
+#include "cpu/state.h"
+#include "cpu/validate.h"
+#include "headwater/cpu.h"
+
+namespace headwater::cpu {
+namespace {
+
+constexpr int kBlock = 128;
+/// Elements of v_in below which the calling thread does everything.
+constexpr std::int64_t kSerialElements = 32 * 1024;
+constexpr float kPlusInfinity = -kMinusInfinity;
+
+struct Merge {
+  ConstRowsView v_in;
+  ConstLseView lse_in;
+  std::span<const std::int32_t> o_indptr;
+  int num_heads;
+  int head_dim;
+  RowsView v_out;
+  LseView lse_out;
+  int num_workers;
+
+  [[nodiscard]] std::int64_t num_groups() const noexcept { return static_cast<std::int64_t>(o_indptr.size()) - 1; }
+
+  /// LSE of a state in base 2; +inf means "no keys", as -inf does.
+  [[nodiscard]] float lse_of(std::int64_t row, int head) const noexcept {
+    const float lse = lse_in.data[row * lse_in.row_stride + head * lse_in.head_stride];
+    if (lse == kPlusInfinity) return kMinusInfinity;
+    return lse_in.base == LseBase::two ? lse : lse * kLog2E;
+  }
+
+  void write_lse(std::int64_t group, int head, float lse) const noexcept {
+    if (lse_out.data == nullptr) return;
+    lse_out.data[group * lse_out.row_stride + head * lse_out.head_stride] =
+        lse_out.base == LseBase::two ? lse : lse * kLn2;
+  }
+};
+
+template <class In, class Out>
+class HeadMerge {
+ public:
+  HeadMerge(const Merge& m, std::int64_t group, int head) noexcept
+      : m_(m),
+        head_(head),
+        group_(group),
+        begin_(m.o_indptr[static_cast<std::size_t>(group)]),
+        end_(m.o_indptr[static_cast<std::size_t>(group) + 1]),
+        out_(static_cast<Out*>(m.v_out.data) + group * m.v_out.row_stride + head * m.v_out.head_stride) {}
+
+  void run() noexcept {
+    if (end_ - begin_ == 1 && m_.lse_of(begin_, head_) != kMinusInfinity) {
+      copy();
+    } else {
+      merge();
+    }
+  }
+
+ private:
+  [[nodiscard]] const In* in(std::int64_t row) const noexcept {
+    return static_cast<const In*>(m_.v_in.data) + row * m_.v_in.row_stride + head_ * m_.v_in.head_stride;
+  }
+
+  /// A group of one: the same bits. Only a change of type or base can alter them.
+  void copy() noexcept {
+    convert_row(in(begin_), out_, m_.head_dim);
+    if (m_.lse_out.data == nullptr) return;
+    const float lse = m_.lse_in.data[begin_ * m_.lse_in.row_stride + head_ * m_.lse_in.head_stride];
+    if (m_.lse_in.base == m_.lse_out.base) {
+      m_.lse_out.data[group_ * m_.lse_out.row_stride + head_ * m_.lse_out.head_stride] = lse;
+    } else {
+      m_.write_lse(group_, head_, m_.lse_of(begin_, head_));
+    }
+  }
+
+  void merge() noexcept {
+    float max = kMinusInfinity;
+    float sum = 0.0F;
+    for (std::int64_t i = begin_; i < end_; ++i) max = std::max(max, m_.lse_of(i, head_));
+    for (std::int64_t i = begin_; i < end_; ++i) sum += weight(i, max);
+    for (int d = 0; d < m_.head_dim; d += kBlock) merge_block(d, std::min(kBlock, m_.head_dim - d), max, sum);
+    m_.write_lse(group_, head_, sum == 0.0F ? kMinusInfinity : max + std::log2(sum));
+  }
+
+  [[nodiscard]] float weight(std::int64_t i, float max) const noexcept {
+    const float lse = m_.lse_of(i, head_);
+    return lse == kMinusInfinity ? 0.0F : std::exp2(lse - max);
+  }
+
+  void merge_block(int d, int n, float max, float sum) noexcept {
+    float o[kBlock] = {};
+    for (std::int64_t i = begin_; i < end_; ++i) {
+      const float w = weight(i, max);
+      if (w == 0.0F) continue;  // its values may be anything
+      const In* v = in(i) + d;
+      for (int k = 0; k < n; ++k) o[k] += w * to_f32(v[k]);
+    }
+    if (sum != 0.0F) {
+      for (int k = 0; k < n; ++k) o[k] /= sum;
+    }
+    convert_row(o, out_ + d, n);
+  }
+
+  const Merge& m_;
+  int head_;
+  std::int64_t group_;
+  std::int64_t begin_;
+  std::int64_t end_;
+  Out* out_;
+};
+
+void merge_groups(const Merge& m, int worker) noexcept {
+  const std::int64_t begin = m.num_groups() * worker / m.num_workers;
+  const std::int64_t end = m.num_groups() * (worker + 1) / m.num_workers;
+  with_type(m.v_in.dtype, [&](auto in) {
+    with_type(m.v_out.dtype, [&](auto out) {
+      for (std::int64_t group = begin; group < end; ++group) {
+        for (int head = 0; head < m.num_heads; ++head) {
+          HeadMerge<decltype(in), decltype(out)>(m, group, head).run();
+        }
+      }
+    });
+  });
+}
+
+void check_groups(std::span<const std::int32_t> o_indptr) {
+  if (o_indptr.empty()) {
+    refuse(ErrorCode::invalid_argument, "o_indptr.size()", 0, "at least 1 (groups + 1)");
+  }
+  if (o_indptr[0] != 0) refuse(ErrorCode::invalid_argument, "o_indptr[0]", o_indptr[0], "0");
+  for (std::size_t i = 1; i < o_indptr.size(); ++i) {
+    if (o_indptr[i] < o_indptr[i - 1]) {
+      throw Error(ErrorCode::invalid_argument, "o_indptr[" + std::to_string(i) + "] = " + std::to_string(o_indptr[i]) +
+                                                   " is less than o_indptr[" + std::to_string(i - 1) +
+                                                   "] = " + std::to_string(o_indptr[i - 1]));
+    }
+  }
+}
+
+}  // namespace
+
+void merge_states(ConstRowsView v_in, ConstLseView lse_in, std::span<const std::int32_t> o_indptr, int num_heads,
+                  int head_dim, RowsView v_out, LseView lse_out, Executor& executor) {
+  if (num_heads < 1) refuse(ErrorCode::invalid_argument, "num_heads", num_heads, "at least 1");
+  if (head_dim < 1) refuse(ErrorCode::invalid_argument, "head_dim", head_dim, "at least 1");
+  check_groups(o_indptr);
+  const std::int64_t states = o_indptr.back();
+  const auto groups = static_cast<std::int64_t>(o_indptr.size()) - 1;
+  check_rows("v_in", v_in, states, num_heads, head_dim);
+  check_lse("lse_in", lse_in, states, num_heads);
+  check_rows("v_out", v_out, groups, num_heads, head_dim);
+  if (lse_out.data != nullptr) check_lse("lse_out", lse_out, groups, num_heads);
+
+  Merge merge{v_in, lse_in, o_indptr, num_heads, head_dim, v_out, lse_out, executor.num_workers()};
+  if (merge.num_workers == 1 || (states + groups) * num_heads * head_dim < kSerialElements) {
+    merge.num_workers = 1;
+    merge_groups(merge, 0);
+    return;
+  }
+  executor.parallel([](void* context, int worker) noexcept { merge_groups(*static_cast<Merge*>(context), worker); },
+                    &merge);
+}
+
+}  // namespace headwater::cpu
