@@ -1,0 +1,228 @@
+// The layer benchmark; see harness.h.
+#include "bench/harness.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "bench/reference.h"
+#include "bench/step.h"
+
+namespace headwater::bench {
+namespace {
+
+PlanOptions options_for(const BenchConfig& config, Policy policy, int threads) {
+  PlanOptions options;
+  options.policy = policy;
+  options.batch_invariant = config.batch_invariant;
+  options.num_workers = threads;
+  return options;
+}
+
+/// Shortest of a few runs, in microseconds; at most about `budget` seconds.
+template <typename Task>
+double shortest_us(const Task& task, double budget = 0.02) {
+  double best = 1e9;
+  const double end = now() + budget;
+  int runs = 0;
+  do {
+    const double start = now();
+    task();
+    best = std::min(best, now() - start);
+  } while (++runs < 5 || (now() < end && runs < 200));
+  return best * 1e6;
+}
+
+/// Times and limits of one arm, sample by sample.
+struct Samples {
+  std::vector<double> us;
+  std::vector<double> limit_us;
+};
+
+void summarise(const Samples& samples, int steps, ArmResult& arm) {
+  for (std::size_t at = 0; at < samples.us.size(); at += static_cast<std::size_t>(steps)) {
+    const std::size_t end = std::min(samples.us.size(), at + static_cast<std::size_t>(steps));
+    arm.rep_medians_us.push_back(median({samples.us.begin() + static_cast<std::ptrdiff_t>(at), samples.us.begin() + static_cast<std::ptrdiff_t>(end)}));
+  }
+  arm.median_us = median(samples.us);
+  arm.min_us = *std::ranges::min_element(samples.us);
+  arm.max_us = *std::ranges::max_element(samples.us);
+  arm.limit_us = median(samples.limit_us);
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < samples.us.size(); ++i) ratios.push_back(samples.us[i] / samples.limit_us[i]);
+  arm.times_limit = median(ratios);
+}
+
+}  // namespace
+
+Interval pair_ratio(const std::vector<double>& numerator, const std::vector<double>& denominator) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < numerator.size(); ++i) ratios.push_back(numerator[i] / denominator[i]);
+  return median_interval(std::move(ratios));
+}
+
+BenchConfig configured_for(const Workload& workload, BenchConfig config) {
+  if (workload.num_qo_heads > 0) config.shape.num_qo_heads = workload.num_qo_heads;
+  if (workload.num_kv_heads > 0) config.shape.num_kv_heads = workload.num_kv_heads;
+  if (workload.head_dim > 0) config.shape.head_dim_qk = config.shape.head_dim_vo = workload.head_dim;
+  if (workload.page_size > 0) config.page_size = workload.page_size;
+  return config;
+}
+
+Harness::Harness(Executor& executor, Isa isa, std::function<void(double)> progress)
+    : executor_(executor), isa_(isa), probe_(executor, isa), progress_(std::move(progress)) {}
+
+CellResult Harness::run(const Workload& workload, const BenchConfig& requested) {
+  const BenchConfig config = configured_for(workload, requested);
+  const PagedForest paged = make_paged(workload.forest, config.page_size, config.seed, workload.shuffled);
+  ColdKv kv(config.shape, paged.pool->num_pages(), config.page_size, config.layout, config.mla, config.cold_bytes);
+  return measure(workload.name, paged, kv, config);
+}
+
+CellResult Harness::measure(const std::string& name, const PagedForest& paged, ColdKv& kv, const BenchConfig& config) {
+  const AttentionShape& shape = config.shape;
+  Planner planner(config.model);
+  std::vector<Step> steps;
+  CellResult cell;
+  for (const Policy policy : config.policies) {
+    const PlanOptions options = options_for(config, policy, threads());
+    Step& step = steps.emplace_back(planner, shape, paged, options, isa_);
+    ArmResult& arm = cell.arms.emplace_back();
+    arm.policy = policy;
+    arm.stats = step.plan().stats();
+    arm.isa = isa_;
+    arm.plan_us = shortest_us([&] { (void)planner.plan(shape, paged.batch(), options); });
+    arm.plan_warm_us = shortest_us([&] { planner.update(step.plan(), paged.batch()); });
+    arm.same_plan_as_first = step.plan().serialize() == steps.front().plan().serialize();
+  }
+  cell.workload = name;
+  cell.shape = shape;
+  cell.layout = config.layout;
+  cell.page_size = config.page_size;
+  cell.batch = static_cast<std::int64_t>(paged.qo_indptr.size()) - 1;
+  cell.threads = threads();
+  cell.batch_invariant = config.batch_invariant;
+  cell.kv_aliased = kv.aliased();
+  cell.peak_gflops = probe_.peak_gflops(shape.q_dtype, shape.kv_dtype);
+
+  // Proofs, on one and the same copy.
+  const KvCache& checked = kv.next();
+  for (std::size_t a = 0; a < steps.size(); ++a) {
+    steps[a].poison();
+    steps[a].run(checked, executor_);
+    ArmResult& arm = cell.arms[a];
+    arm.bits_equal_first = steps[a].same_bits(steps.front());
+    if (config.error_rows == 0) continue;
+    const RowsView out = steps[a].out();
+    const ErrorSample error = compare_with_reference(shape, paged, checked, steps[a].query(), {out.data, out.dtype, out.row_stride, out.head_stride},
+                                                     steps[a].lse(), config.error_rows);
+    arm.max_rel_error = error.max_rel_error;
+    arm.max_lse_error = error.max_lse_error;
+    if (!(error.max_rel_error < tolerance(shape)) || !(error.max_lse_error < 0.1)) {
+      throw Error(ErrorCode::internal, fmt::format("correctness proof: {} {}: max relative error {:.2e} (expected < {:.0e}), LSE off by {:.2e}", name,
+                                                   name_of(arm.policy), error.max_rel_error, tolerance(shape), error.max_lse_error));
+    }
+  }
+
+  for (int i = 0; i < config.warmup; ++i) {
+    for (Step& step : steps) step.run(kv.next(), executor_);
+  }
+  std::vector<Samples> samples(steps.size());
+  std::vector<double> rates;
+  std::vector<double> us(steps.size());
+  const int wanted = config.steps * config.reps;
+  const double end = now() + config.cell_seconds;
+  MachineProbe::Sample before = probe_.sample();
+  for (int round = 0; cell.samples < wanted && cell.dropped < 2 * wanted && (now() < end || cell.samples < 6); ++round) {
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const std::size_t a = (i + static_cast<std::size_t>(round)) % steps.size();  // every arm goes first in turn
+      us[a] = steps[a].run(kv.next(), executor_) * 1e6;
+    }
+    const MachineProbe::Sample after = probe_.sample();
+    const bool keep = !before.throttled && !after.throttled;
+    const double rate = (before.read_gbs + after.read_gbs) / 2;
+    before = after;
+    if (!keep && cell.dropped + 6 < 2 * wanted && now() < end + config.cell_seconds) {
+      ++cell.dropped;
+      continue;
+    }
+    ++cell.samples;
+    rates.push_back(rate);
+    for (std::size_t a = 0; a < steps.size(); ++a) {
+      const PlanStats& stats = cell.arms[a].stats;
+      samples[a].us.push_back(us[a]);
+      samples[a].limit_us.push_back(std::max(static_cast<double>(stats.kv_bytes_unique) / rate / 1e3, static_cast<double>(stats.flops) / cell.peak_gflops / 1e3));
+    }
+    if (progress_) progress_(static_cast<double>(cell.samples) / wanted);
+  }
+  cell.read_gbs = median(rates);
+  for (std::size_t a = 0; a < steps.size(); ++a) {
+    summarise(samples[a], config.steps, cell.arms[a]);
+    cell.arms[a].samples_us = samples[a].us;
+    cell.arms[a].speedup = pair_ratio(samples.front().us, samples[a].us);
+  }
+  return cell;
+}
+
+OverheadResult Harness::overhead(const Workload& workload, const BenchConfig& requested) {
+  const BenchConfig config = configured_for(workload, requested);
+  // Requests of the same lengths, each on its own.
+  Forest apart;
+  std::vector<std::int64_t> path(workload.forest.nodes.size());
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    const ForestNode& node = workload.forest.nodes[i];
+    path[i] = node.num_tokens + (node.parent < 0 ? 0 : path[static_cast<std::size_t>(node.parent)]);
+  }
+  for (const ForestRequest& request : workload.forest.requests) {
+    apart.requests.push_back({static_cast<std::int32_t>(apart.nodes.size()), request.num_rows});
+    apart.nodes.push_back({-1, path[static_cast<std::size_t>(request.node)]});
+  }
+  const PagedForest paged = make_paged(apart, config.page_size, config.seed);
+  Planner planner(config.model);
+  PlanOptions off = options_for(config, Policy::flat, threads());
+  off.cascade = CascadeSwitch::off;
+  const PlanOptions detect = options_for(config, Policy::automatic, threads());
+  Step flat(planner, config.shape, paged, off, isa_);
+  Step planned(planner, config.shape, paged, detect, isa_);
+  ColdKv kv(config.shape, paged.pool->num_pages(), config.page_size, config.layout, config.mla, config.cold_bytes);
+
+  OverheadResult result;
+  result.workload = workload.name;
+  result.batch = static_cast<std::int64_t>(apart.requests.size());
+  result.same_plan = flat.plan().serialize() == planned.plan().serialize();
+  result.plan_cold_us = shortest_us([&] { (void)planner.plan(config.shape, paged.batch(), detect); });
+  std::vector<double> without;
+  std::vector<double> with;
+  std::vector<double> planning;
+  const auto run_planned = [&] {
+    const double start = now();
+    planner.update(planned.plan(), paged.batch());
+    const double seconds = now() - start;
+    planning.push_back(seconds * 1e6);
+    return (seconds + planned.run(kv.next(), executor_)) * 1e6;
+  };
+  const int pairs = std::max(30, config.steps * config.reps / 2);
+  const double end = now() + config.cell_seconds;
+  for (int i = 0; i < pairs && (i < 30 || now() < end); ++i) {
+    double first = 0;
+    double second = 0;
+    if (i % 2 == 0) {
+      first = flat.run(kv.next(), executor_) * 1e6;
+      second = run_planned();
+    } else {
+      second = run_planned();
+      first = flat.run(kv.next(), executor_) * 1e6;
+    }
+    without.push_back(first);
+    with.push_back(second);
+    if (progress_) progress_(static_cast<double>(i + 1) / pairs);
+  }
+  result.pairs = static_cast<int>(with.size());
+  result.flat_us = median(without);
+  result.plan_warm_us = median(planning);
+  result.ratio = pair_ratio(with, without);
+  return result;
+}
+
+}  // namespace headwater::bench

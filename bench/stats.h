@@ -1,0 +1,45 @@
+// Order statistics of samples, and the interval of a median that gates are judged by.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+namespace headwater::bench {
+
+/// Median of a copy; 0 for none.
+[[nodiscard]] inline double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::ranges::sort(values);
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+[[nodiscard]] inline double geometric_mean(const std::vector<double>& values) {
+  if (values.empty()) return 0;
+  double sum = 0;
+  for (const double v : values) sum += std::log(v);
+  return std::exp(sum / static_cast<double>(values.size()));
+}
+
+struct Interval {
+  double low = 0;
+  double middle = 0;
+  double high = 0;
+};
+
+/// The median with its 95 % interval from order statistics (no assumption on the distribution): the values at ranks
+/// n/2 -+ 1.96 sqrt(n)/2. With fewer than six values the interval is the range.
+[[nodiscard]] inline Interval median_interval(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::ranges::sort(values);
+  const auto n = static_cast<double>(values.size());
+  const double reach = 1.96 * std::sqrt(n) / 2;
+  const double last = n - 1;
+  const auto low = static_cast<std::size_t>(std::clamp(std::floor(n / 2 - reach), 0.0, last));
+  const auto high = static_cast<std::size_t>(std::clamp(std::ceil(n / 2 + reach), 0.0, last));
+  return {values[low], median(values), values[high]};
+}
+
+}  // namespace headwater::bench
