@@ -19,7 +19,8 @@ BlockTree::BlockTree(int page_size, std::uint64_t hash_mask)
     : page_size_(static_cast<std::size_t>(page_size)), hash_mask_(hash_mask), edges_(16, Hash{this}, Equal{this}) {}
 
 BlockTree::Key BlockTree::key_of(Node parent, std::uint64_t salt, std::span<const std::int32_t> block) const {
-  std::uint64_t hash = mix(salt + 0x9E3779B97F4A7C15ULL) ^ static_cast<std::uint32_t>(parent);
+  // Mixed after every word: parent and token often count up together, and must not cancel.
+  std::uint64_t hash = mix(mix(salt + 0x9E3779B97F4A7C15ULL) + static_cast<std::uint32_t>(parent));
   for (const std::int32_t token : block) hash = mix(hash + static_cast<std::uint32_t>(token));
   return {parent, salt, hash & hash_mask_, block.data()};
 }
@@ -38,7 +39,8 @@ BlockTree::Node BlockTree::find(Node parent, std::uint64_t salt, std::span<const
 BlockTree::Node BlockTree::insert(Node parent, std::uint64_t salt, std::span<const std::int32_t> block,
                                   std::int32_t page) {
   if (free_.empty()) {
-    free_.reserve(nodes_.size() + nodes_.size() / 2 + 16);  // erase never allocates
+    if (free_.capacity() <= nodes_.size())
+      free_.reserve(2 * nodes_.size() + 16);  // room for every node: erase never allocates
     tokens_.resize((nodes_.size() + 1) * page_size_);
     nodes_.emplace_back();
     free_.push_back(static_cast<Node>(nodes_.size() - 1));

@@ -68,9 +68,10 @@ PagePool::Sequence& PagePool::at(SequenceId sequence) {
 
 void PagePool::check_live(std::span<const std::int32_t> pages) const {
   for (std::size_t i = 0; i < pages.size(); ++i) {
-    const std::string name = "pages[" + str(static_cast<std::int64_t>(i)) + "] = " + str(pages[i]);
-    if (pages[i] < 0 || pages[i] >= num_pages()) refuse(name + ", expected an id in [0, " + str(num_pages()) + ")");
-    if (refs_[static_cast<std::size_t>(pages[i])] == 0) refuse(name + " is not in use");
+    const bool in_range = pages[i] >= 0 && pages[i] < num_pages();
+    if (in_range && refs_[static_cast<std::size_t>(pages[i])] > 0) continue;
+    refuse("pages[" + str(static_cast<std::int64_t>(i)) + "] = " + str(pages[i]) +
+           (in_range ? " is not in use" : ", expected an id in [0, " + str(num_pages()) + ")"));
   }
 }
 
@@ -85,7 +86,7 @@ SequenceId PagePool::share(std::span<const std::int32_t> pages, std::int64_t num
     if (sequences_.size() >= static_cast<std::size_t>(std::numeric_limits<SequenceId>::max())) {
       refuse("too many sequences");
     }
-    free_sequences_.reserve(sequences_.size() + 1 + sequences_.size() / 2);
+    if (free_sequences_.capacity() <= sequences_.size()) free_sequences_.reserve(2 * sequences_.size() + 16);
     sequences_.emplace_back();
     free_sequences_.push_back(static_cast<SequenceId>(sequences_.size() - 1));
   }

@@ -62,25 +62,25 @@ struct PrefixCache::Impl {
     }
   }
 
-  /// Refuses new pages that are free, repeated or already cached. Nothing has changed afterwards.
-  void check_new(std::span<const std::int32_t> pages, std::size_t begin, std::size_t end) {
-    std::size_t marked = begin;
-    std::string problem;
-    for (std::size_t i = begin; i < end && problem.empty(); ++i) {
-      const std::string name = "pages[" + std::to_string(i) + "] = " + std::to_string(pages[i]);
-      if (pages[i] < 0 || pages[i] >= pool.num_pages()) {
-        problem = name + ", expected an id in [0, " + std::to_string(pool.num_pages()) + ")";
-      } else if (pool.ref_count(pages[i]) == 0) {
-        problem = name + " is not in use";
-      } else if (held[static_cast<std::size_t>(pages[i])] != 0) {
-        problem = name + " is already cached for other tokens";
-      } else {
-        held[static_cast<std::size_t>(pages[i])] = 1;
-        marked = i + 1;
-      }
+  /// What is wrong with a page that is to be cached; nullptr: nothing.
+  [[nodiscard]] const char* problem_of(std::int32_t page) const {
+    if (page < 0 || page >= pool.num_pages()) return " is not a page of the pool";
+    if (pool.ref_count(page) == 0) return " is not in use";
+    if (held[static_cast<std::size_t>(page)] != 0) return " is already cached for other tokens";
+    return nullptr;
+  }
+
+  /// Refuses new pages that are unknown, free, repeated or already cached. Nothing has changed afterwards.
+  void check_new(std::span<const std::int32_t> pages) {
+    std::size_t marked = 0;  // marks find repetitions; they are taken back
+    const char* problem = nullptr;
+    for (; marked < pages.size(); ++marked) {
+      problem = problem_of(pages[marked]);
+      if (problem != nullptr) break;
+      held[static_cast<std::size_t>(pages[marked])] = 1;
     }
-    for (std::size_t i = begin; i < marked; ++i) held[static_cast<std::size_t>(pages[i])] = 0;
-    if (!problem.empty()) refuse(problem);
+    for (std::size_t i = 0; i < marked; ++i) held[static_cast<std::size_t>(pages[i])] = 0;
+    if (problem != nullptr) refuse("page " + std::to_string(pages[marked]) + problem);
   }
 
   Node add(Node parent, std::uint64_t salt, std::span<const std::int32_t> tokens, std::int32_t page) {
@@ -148,7 +148,7 @@ std::vector<std::int32_t> PrefixCache::insert(std::span<const std::int32_t> toke
            std::to_string(num_blocks) + " full pages of " + std::to_string(tokens.size()) + " tokens");
   }
   std::vector<Node> path = m.walk(tokens, num_blocks, salt);
-  m.check_new(pages, path.size(), num_blocks);
+  m.check_new(pages.first(num_blocks).subspan(path.size()));
 
   std::vector<std::int32_t> standing;
   standing.reserve(num_blocks);
