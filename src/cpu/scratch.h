@@ -1,6 +1,6 @@
-// Scratch memory of the SIMD attention kernels: one formula, used by the planner (workspace_size) and by the kernels (who
-// carve their buffers out of it in the same order). It depends on the shape and on the largest item only, never on the ISA
-// level, so that a plan's workspace serves every level: rows are padded to the widest vector.
+// Scratch memory of the SIMD attention kernels: one formula, used by the planner (workspace_size) and by the kernels
+// (who carve their buffers out of it in the same order). It depends on the shape and on the largest item only, never on
+// the ISA level, so that a plan's workspace serves every level: rows are padded to the widest vector.
 //
 // Layout for one worker: the few-rows and the many-rows buffers share the same bytes (an item uses one kernel).
 #pragma once
@@ -12,14 +12,14 @@
 namespace headwater::cpu {
 
 inline constexpr int kScratchAlignment = 64;
-inline constexpr int kRowPad = 16;          ///< stacked rows are padded to a multiple of this (widest vector, fp32 lanes)
-inline constexpr int kFewRowsMax = 12;      ///< stacked rows (query rows x group_size) of the few-rows kernel
-inline constexpr int kFewHeads = 16;        ///< KV heads whose states the few-rows kernel keeps at a time
-inline constexpr int kFewKeys = 16;         ///< keys of a few-rows tile
-inline constexpr int kTileKeys = 64;        ///< keys of a many-rows tile
-inline constexpr int kBlockRows = 64;       ///< most stacked rows of one row block of the many-rows kernel
-inline constexpr int kTilePad = 16;         ///< elements added to the row stride of a converted tile (L1 sets)
-inline constexpr int kRowArrays = 12;       ///< per-row arrays (range, position, slope, max, sum, LSE, ...)
+inline constexpr int kRowPad = 16;      ///< stacked rows are padded to a multiple of this (widest vector, fp32 lanes)
+inline constexpr int kFewRowsMax = 12;  ///< stacked rows (query rows x group_size) of the few-rows kernel
+inline constexpr int kFewHeads = 16;    ///< KV heads whose states the few-rows kernel keeps at a time
+inline constexpr int kFewKeys = 16;     ///< keys of a few-rows tile
+inline constexpr int kTileKeys = 64;    ///< keys of a many-rows tile
+inline constexpr int kBlockRows = 64;   ///< most stacked rows of one row block of the many-rows kernel
+inline constexpr int kTilePad = 16;     ///< elements added to the row stride of a converted tile (L1 sets)
+inline constexpr int kRowArrays = 12;   ///< per-row arrays (range, position, slope, max, sum, LSE, ...)
 
 struct ScratchShape {
   int num_kv_heads = 1;
@@ -73,11 +73,11 @@ struct ManyScratch {
 
 /// Byte offsets of the few-rows kernel's buffers; at most kFewRowsMax stacked rows of up to kFewHeads KV heads.
 struct FewScratch {
-  std::size_t q = 0;       ///< [heads][rows][Dqk padded to 32] fp32 (or bf16)
-  std::size_t o = 0;       ///< [heads][rows][Dvo padded to 32] fp32
-  std::size_t state = 0;   ///< [heads][2][kRowPad] fp32: max, sum
-  std::size_t scores = 0;  ///< [kRowPad][kTileKeys] fp32
-  std::size_t row_out = 0; ///< [Dvo] fp32
+  std::size_t q = 0;        ///< [heads][rows][Dqk padded to 32] fp32 (or bf16)
+  std::size_t o = 0;        ///< [heads][rows][Dvo padded to 32] fp32
+  std::size_t state = 0;    ///< [heads][2][kRowPad] fp32: max, sum
+  std::size_t scores = 0;   ///< [kRowPad][kTileKeys] fp32
+  std::size_t row_out = 0;  ///< [Dvo] fp32
   std::size_t bytes = 0;
 
   [[nodiscard]] static constexpr FewScratch make(const ScratchShape& s, int max_rows) noexcept {

@@ -1,0 +1,521 @@
+// The many-rows kernel: a tile of up to 64 keys against all stacked rows of one KV head, as two matrix products.
+//
+// Lanes are rows. Q is packed once per head as [unit][rows]; K is broadcast from memory where it lies (or from a tile
+// that was converted to fp32 once), giving S^T [key][rows]; softmax runs down the lanes without any shuffle; V, a tile
+// of units [key or key pair][d], is broadcast in its turn against P, giving O^T [d][rows], which is transposed once at
+// the end. Rows are taken in blocks of NV vectors so that a block's S^T and O^T stay in cache.
+//
+// Batch-invariant mode: tiles start at fixed offsets of a fixed chunk, a token outside the item's range is an empty
+// slot, and states are closed at the end of every chunk. A row's arithmetic is then a function of its own range alone.
+#pragma once
+
+#include "cpu/scratch.h"
+#include "cpu/simd/item_view.h"
+#include "cpu/simd/product.h"
+
+namespace headwater::cpu::simd {
+
+template <class V, class Arith, DType Kv>
+class ManyRows {
+  using F = typename V::F;
+  static constexpr int kL = V::kLanes;
+  static constexpr int kMaxVectors = V::kRegisters == 16 ? 2 : 4;
+  static constexpr bool kDot = Arith::kPerUnit == 2;
+  static constexpr bool kKeysInPlace = kDot || Kv == DType::f32;
+  static constexpr int kExpDegree = kDot ? 4 : 5;
+
+  struct Tile {
+    int begin = 0;  ///< slots [begin, end) hold tokens
+    int end = 0;
+    std::int32_t pos = 0;  ///< position of slot 0
+    const char* k[kTileKeys];
+    const char* v[kTileKeys];
+  };
+
+ public:
+  ManyRows(const AttendParams& p, const detail::WorkItem& item, Scratch scratch) noexcept
+      : view_(p, item),
+        rows_((view_.num_rows + kL - 1) / kL * kL),
+        units_(p.head_dim_qk / Arith::kPerUnit),
+        dvo_(p.head_dim_vo),
+        k_stride_(p.head_dim_qk + kTilePad),
+        v_stride_(p.head_dim_vo + kTilePad) {
+    const ManyScratch at = ManyScratch::make(
+        {p.num_kv_heads, p.group_size, p.head_dim_qk, p.head_dim_vo, p.batch_invariant}, item.num_rows);
+    q_ = reinterpret_cast<float*>(scratch.data + at.q);
+    o_ = reinterpret_cast<float*>(scratch.data + at.o);
+    o_fold_ = reinterpret_cast<float*>(scratch.data + at.o_fold);
+    scores_ = reinterpret_cast<float*>(scratch.data + at.scores);
+    k_tile_ = reinterpret_cast<float*>(scratch.data + at.k_tile);
+    v_tile_ = reinterpret_cast<float*>(scratch.data + at.v_tile);
+    float* rows = reinterpret_cast<float*>(scratch.data + at.rows);
+    max_ = rows;
+    sum_ = rows + rows_;
+    fold_lse_ = rows + 2 * rows_;
+    slope_ = rows + 3 * rows_;
+    lo_ = reinterpret_cast<std::int32_t*>(rows + 4 * rows_);
+    hi_ = lo_ + rows_;
+    pos_ = hi_ + rows_;
+    special_ = p.logits_soft_cap > 0.0F || p.alibi_slopes != nullptr;
+  }
+
+  void run() noexcept {
+    for (int i = 0; i < rows_; ++i) {
+      const bool real = i < view_.num_rows;
+      const detail::RowRange range = real ? view_.p.rows[view_.query_row(i)] : detail::RowRange{};
+      lo_[i] = range.lo;
+      hi_[i] = range.hi;
+      pos_[i] = range.pos;
+    }
+    const int heads_end = view_.item.kv_head_end;
+    fill(tiles_[0], view_.item.kv_head_begin, view_.item.pos_begin);
+    for (head_ = view_.item.kv_head_begin; head_ < heads_end; ++head_) run_head();
+  }
+
+ private:
+  static constexpr int kOpenZero = 0, kOpenKeep = 1, kOpenScale = 2;
+
+  // ---- which tokens a tile and a state cover ----
+
+  std::int32_t item_end() const noexcept { return view_.item.pos_begin + view_.item.num_tokens; }
+  std::int32_t chunk_begin(std::int32_t pos) const noexcept { return pos - pos % view_.p.invariant_chunk; }
+  std::int32_t state_end(std::int32_t pos) const noexcept {
+    if (!view_.p.batch_invariant) return item_end();
+    const std::int32_t end = chunk_begin(pos) + view_.p.invariant_chunk;
+    return end < item_end() ? end : item_end();
+  }
+
+  /// The tile that holds `pos`, its first token.
+  void fill(Tile& tile, int head, std::int32_t pos) const noexcept {
+    const std::int32_t origin = view_.p.batch_invariant ? chunk_begin(pos) : view_.item.pos_begin;
+    const std::int32_t end = state_end(pos);
+    tile.pos = pos - (pos - origin) % kTileKeys;
+    tile.begin = pos - tile.pos;
+    tile.end = end - tile.pos < kTileKeys ? end - tile.pos : kTileKeys;
+    view_.locate(pos - view_.item.pos_begin, tile.end - tile.begin, head, tile.k + tile.begin, tile.v + tile.begin);
+  }
+
+  void run_head() noexcept {
+    pack_queries();
+    scale_ = view_.score_factor(head_);
+    for (int i = 0; i < rows_; ++i) {
+      const bool slope = view_.p.alibi_slopes != nullptr && i < view_.num_rows;
+      slope_[i] = slope ? view_.p.alibi_slopes[view_.query_head(i, head_)] * kLog2E : 0.0F;
+      fold_lse_[i] = -kInfinity;
+    }
+    const bool fold = view_.p.batch_invariant && view_.item.num_states == 1;
+    if (fold) {
+      for (std::int64_t i = 0; i < std::int64_t{rows_} * dvo_; i += kL) V::store(o_fold_ + i, V::zero());
+    }
+    int state = 0;
+    for (std::int32_t pos = view_.item.pos_begin; pos < item_end(); ++state) {
+      const std::int32_t end = state_end(pos);
+      open_state();
+      while (pos < end) pos = run_tile();
+      for_row_blocks([&]<int NV>(int row) {
+        if (fold) {
+          fold_state<NV>(row);
+          if (end == item_end()) emit<NV>(row, 0, o_fold_, true);
+        } else {
+          emit<NV>(row, state, o_, false);
+        }
+      });
+    }
+  }
+
+  template <class Body>
+  [[gnu::always_inline]] void for_row_blocks(Body&& body) noexcept {
+    int row = 0;
+    if constexpr (kMaxVectors >= 4) {
+      for (; rows_ - row >= 4 * kL; row += 4 * kL) body.template operator()<4>(row);
+    }
+    for (; rows_ - row >= 2 * kL; row += 2 * kL) body.template operator()<2>(row);
+    if (row < rows_) body.template operator()<1>(row);
+  }
+
+  // ---- one tile ----
+
+  /// Processes the current tile, whose successor is prefetched meanwhile; returns the position after it.
+  [[gnu::noinline]] std::int32_t run_tile() noexcept {
+    const Tile& tile = tiles_[current_];
+    const std::int32_t after = tile.pos + tile.end;
+    Tile& next = tiles_[current_ ^ 1];
+    next.begin = next.end = 0;
+    if (after < item_end()) {
+      fill(next, head_, after);
+    } else if (head_ + 1 < view_.item.kv_head_end) {
+      fill(next, head_ + 1, view_.item.pos_begin);
+    }
+    const int t = tile.pos - view_.item.pos_begin;
+    masked_ = t + tile.begin < view_.item.unmasked_begin || t + tile.end > view_.item.unmasked_end;
+    prepare_keys(tile);
+    prepare_values(tile);
+    prefetched_ = next.begin;
+    for_row_blocks([&]<int NV>(int row) { run_block<NV>(row, tile, next); });
+    current_ ^= 1;
+    return after;
+  }
+
+  void prepare_keys(const Tile& tile) noexcept {
+    if constexpr (!kKeysInPlace) {
+      constexpr int bytes = Kv == DType::f8e4m3 ? 1 : 2;
+      for (int s = tile.begin; s < tile.end; ++s) {
+        float* to = k_tile_ + std::int64_t{s} * k_stride_;
+        for (int d = 0; d < view_.p.head_dim_qk; d += kL) V::store(to + d, load_as_f32<V, Kv>(tile.k[s] + d * bytes));
+        k_rows_[s] = reinterpret_cast<const char*>(to);
+      }
+    }
+  }
+
+  void prepare_values(const Tile& tile) noexcept {
+    if constexpr (kDot) {
+      for (int u = tile.begin / 2; u < (tile.end + 1) / 2; ++u) {
+        const bool first = 2 * u >= tile.begin;
+        const bool second = 2 * u + 1 < tile.end;
+        V::pair_rows(first ? tile.v[2 * u] : nullptr, second ? tile.v[2 * u + 1] : nullptr, dvo_,
+                     v_tile_ + std::int64_t{u} * v_stride_);
+      }
+    } else {
+      constexpr int bytes = Kv == DType::f32 ? 4 : Kv == DType::f8e4m3 ? 1 : 2;
+      for (int s = tile.begin; s < tile.end; ++s) {
+        float* to = v_tile_ + std::int64_t{s} * v_stride_;
+        for (int d = 0; d < dvo_; d += kL) V::store(to + d, load_as_f32<V, Kv>(tile.v[s] + d * bytes));
+      }
+    }
+  }
+
+  /// Asks for `count` more tokens of the next tile.
+  [[gnu::always_inline]] void prefetch(const Tile& next, int count) noexcept {
+    constexpr int bytes = Kv == DType::f32 ? 4 : Kv == DType::f8e4m3 ? 1 : 2;
+    const int end = prefetched_ + count < next.end ? prefetched_ + count : next.end;
+    for (; prefetched_ < end; ++prefetched_) {
+      for (int at = 0; at < view_.p.head_dim_qk * bytes; at += 64) {
+        V::prefetch_far(next.k[prefetched_] + at);
+      }
+      for (int at = 0; at < dvo_ * bytes; at += 64) V::prefetch_far(next.v[prefetched_] + at);
+    }
+  }
+
+  template <int NV>
+  [[gnu::noinline]] void run_block(int row, const Tile& tile, const Tile& next) noexcept {
+    F tile_max[NV];
+    for (int v = 0; v < NV; ++v) tile_max[v] = V::set1(-kInfinity);
+    score_block<NV>(row, tile, next, tile_max);
+    if (masked_ || special_) transform_scores<NV>(row, tile, tile_max);
+    const int open = softmax_block<NV>(row, tile, tile_max);
+    if (open >= 0) add_values<NV>(row, tile, open);
+  }
+
+  /// S^T of a block, scaled, and its greatest scores.
+  template <int NV>
+  [[gnu::always_inline]] void score_block(int row, const Tile& tile, const Tile& next, F (&tile_max)[NV]) noexcept {
+    const char* const* keys = kKeysInPlace ? tile.k : k_rows_;
+    const float* q = q_ + std::int64_t{row} * units_;
+    const F scale = V::set1(scale_);
+    for_blocks<kProductRows<V, NV>>(tile.end - tile.begin, [&]<int NM>(int m) {
+      prefetch(next, NM);
+      F acc[NM][NV];
+#pragma GCC unroll 16
+      for (int i = 0; i < NM; ++i) {
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) acc[i][v] = V::zero();
+      }
+      accumulate<V, Arith, NM, NV>(acc, RowUnits{keys + tile.begin + m}, q, units_);
+      float* to = scores_ + std::int64_t{tile.begin + m} * NV * kL;
+#pragma GCC unroll 16
+      for (int i = 0; i < NM; ++i) {
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) {
+          const F x = kDot ? V::mul(acc[i][v], scale) : acc[i][v];
+          tile_max[v] = V::max(tile_max[v], x);
+          V::store(to + (i * NV + v) * kL, x);
+        }
+      }
+    });
+  }
+
+  /// Soft cap, ALiBi and mask; then the greatest scores anew.
+  template <int NV>
+  [[gnu::noinline]] void transform_scores(int row, const Tile& tile, F (&tile_max)[NV]) noexcept {
+    const AttendParams& p = view_.p;
+    const F cap = V::set1(p.logits_soft_cap * kLog2E);
+    for (int v = 0; v < NV; ++v) tile_max[v] = V::set1(-kInfinity);
+    for (int s = tile.begin; s < tile.end; ++s) {
+      const std::int32_t pos = tile.pos + s;
+      for (int v = 0; v < NV; ++v) {
+        float* at = scores_ + (std::int64_t{s} * NV + v) * kL;
+        const int lane = row + v * kL;
+        F x = V::load(at);
+        if (p.logits_soft_cap > 0.0F) x = V::mul(cap, tanh<V>(x));
+        if (p.alibi_slopes != nullptr) x = V::fma(V::load(slope_ + lane), V::distance(pos, pos_ + lane), x);
+        if (masked_) {
+          x = V::select(V::in_range(lo_ + lane, hi_ + lane, pos, pos < p.num_sink_tokens), x, V::set1(-kInfinity));
+        }
+        tile_max[v] = V::max(tile_max[v], x);
+        V::store(at, x);
+      }
+    }
+  }
+
+  /// P in place of S^T; updates max and sum. Returns how O^T must be opened, or -1 where no row sees any key.
+  template <int NV>
+  [[gnu::always_inline]] int softmax_block(int row, const Tile& tile, F (&tile_max)[NV]) noexcept {
+    F max[NV];
+    F sum[NV];
+    bool none = true;
+    bool keep = true;
+    bool fresh = true;
+    for (int v = 0; v < NV; ++v) {
+      const F old = V::load(max_ + row + v * kL);
+      const F now = V::max(old, tile_max[v]);
+      none = none && V::all(V::equal(tile_max[v], V::set1(-kInfinity)));
+      V::store(max_ + row + v * kL, now);
+      max[v] = V::select(V::equal(now, V::set1(-kInfinity)), V::zero(), now);
+      const F alpha = exp2<V>(V::sub(old, max[v]));
+      keep = keep && V::all(V::equal(old, now));
+      fresh = fresh && V::all(V::equal(old, V::set1(-kInfinity)));
+      alpha_[v] = alpha;
+      sum[v] = V::mul(V::load(sum_ + row + v * kL), alpha);
+    }
+    if (none) return -1;
+    if constexpr (kDot) {
+      if (tile.begin % 2 != 0) clear_slot<NV>(tile.begin - 1);
+      if (tile.end % 2 != 0) clear_slot<NV>(tile.end);
+      for (int u = tile.begin / 2; u < (tile.end + 1) / 2; ++u) {
+        const float* from = scores_ + std::int64_t{u} * 2 * NV * kL;
+        F pairs[NV];
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) {
+          const F a = exp2<V, kExpDegree>(V::sub(V::load(from + v * kL), max[v]));
+          const F b = exp2<V, kExpDegree>(V::sub(V::load(from + (NV + v) * kL), max[v]));
+          sum[v] = V::add(V::add(sum[v], a), b);
+          pairs[v] = V::pair_bf16(a, b);
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) V::store(scores_ + (std::int64_t{u} * NV + v) * kL, pairs[v]);
+      }
+    } else {
+      for (int s = tile.begin; s < tile.end; ++s) {
+        float* at = scores_ + std::int64_t{s} * NV * kL;
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) {
+          const F e = exp2<V, kExpDegree>(V::sub(V::load(at + v * kL), max[v]));
+          sum[v] = V::add(sum[v], e);
+          V::store(at + v * kL, e);
+        }
+      }
+    }
+    for (int v = 0; v < NV; ++v) V::store(sum_ + row + v * kL, sum[v]);
+    if (fresh) return kOpenZero;
+    return keep ? kOpenKeep : kOpenScale;
+  }
+
+  template <int NV>
+  [[gnu::always_inline]] void clear_slot(int slot) noexcept {
+    for (int v = 0; v < NV; ++v) V::store(scores_ + (std::int64_t{slot} * NV + v) * kL, V::set1(-kInfinity));
+  }
+
+  /// O^T += V^T P^T.
+  template <int NV>
+  [[gnu::always_inline]] void add_values(int row, const Tile& tile, int open) noexcept {
+    float* o = o_ + std::int64_t{row} * dvo_;
+    const int begin = tile.begin / Arith::kPerUnit;
+    const int units = (tile.end + Arith::kPerUnit - 1) / Arith::kPerUnit - begin;
+    const float* weights = scores_ + std::int64_t{begin} * NV * kL;
+    const auto* values = reinterpret_cast<const char*>(v_tile_ + std::int64_t{begin} * v_stride_);
+    const std::size_t stride = static_cast<std::size_t>(v_stride_) * 4;
+    for_blocks<kProductRows<V, NV>>(dvo_, [&]<int NM>(int m) {
+      F acc[NM][NV];
+      float* at = o + std::int64_t{m} * NV * kL;
+#pragma GCC unroll 16
+      for (int i = 0; i < NM; ++i) {
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) acc[i][v] = open == kOpenZero ? V::zero() : V::load(at + (i * NV + v) * kL);
+      }
+      if (open == kOpenScale) {
+#pragma GCC unroll 16
+        for (int i = 0; i < NM; ++i) {
+#pragma GCC unroll 4
+          for (int v = 0; v < NV; ++v) acc[i][v] = V::mul(acc[i][v], alpha_[v]);
+        }
+      }
+      accumulate<V, Arith, NM, NV>(acc, ColumnUnits{values + 4 * m, stride}, weights, units);
+#pragma GCC unroll 16
+      for (int i = 0; i < NM; ++i) {
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) V::store(at + (i * NV + v) * kL, acc[i][v]);
+      }
+    });
+  }
+
+  // ---- states ----
+
+  void open_state() noexcept {
+    for (int i = 0; i < rows_; ++i) {
+      max_[i] = -kInfinity;
+      sum_[i] = 0.0F;
+    }
+  }
+
+  /// Normalising factor and LSE of the open state of the vector of rows at `lane`.
+  [[gnu::always_inline]] void close_state(int lane, F& factor, F& lse) const noexcept {
+    const F sum = V::load(sum_ + lane);
+    const auto empty = V::equal(sum, V::zero());
+    factor = V::select(empty, V::zero(), V::div(V::set1(view_.value_factor(head_)), sum));
+    lse = V::select(empty, V::set1(-kInfinity), V::add(V::load(max_ + lane), log2<V>(sum)));
+  }
+
+  /// A block that no row of which saw a key has never been opened: O^T holds what was there before.
+  template <int NV>
+  void clear_unopened(int row) noexcept {
+    for (int v = 0; v < NV; ++v) {
+      if (!V::all(V::equal(V::load(sum_ + row + v * kL), V::zero()))) return;
+    }
+    float* o = o_ + std::int64_t{row} * dvo_;
+    for (std::int64_t i = 0; i < std::int64_t{NV} * kL * dvo_; i += kL) V::store(o + i, V::zero());
+  }
+
+  /// Folds the closed states of a block into those before it.
+  template <int NV>
+  [[gnu::noinline]] void fold_state(int row) noexcept {
+    clear_unopened<NV>(row);
+    for (int v = 0; v < NV; ++v) {
+      const int lane = row + v * kL;
+      F factor;
+      F lse;
+      close_state(lane, factor, lse);
+      const Fold<V> fold = Fold<V>::make(V::load(fold_lse_ + lane), lse);
+      V::store(fold_lse_ + lane, fold.lse);
+      float* from = o_ + std::int64_t{row} * dvo_ + v * kL;
+      float* to = o_fold_ + std::int64_t{row} * dvo_ + v * kL;
+      for (int d = 0; d < dvo_; ++d, from += NV * kL, to += NV * kL) {
+        V::store(to, fold.apply(V::load(to), V::mul(V::load(from), factor)));
+      }
+    }
+  }
+
+  /// Sends a block's states on their way: O^T of `o` (open, or folded and normalised) and the LSE.
+  template <int NV>
+  [[gnu::noinline]] void emit(int row, int state, const float* o, bool folded) noexcept {
+    if (!folded) clear_unopened<NV>(row);
+    for (int v = 0; v < NV; ++v) {
+      const int lane = row + v * kL;
+      const int count = view_.num_rows - lane < kL ? view_.num_rows - lane : kL;
+      if (count <= 0) return;
+      F factor = V::set1(1.0F);
+      F lse = V::load(fold_lse_ + lane);
+      if (!folded) close_state(lane, factor, lse);
+      F sink_weight = V::set1(1.0F);
+      if (view_.direct() && view_.p.sinks != nullptr) {
+        float sinks[kL];
+        for (int i = 0; i < kL; ++i) sinks[i] = i < count ? view_.sink(lane + i, head_) : -kInfinity;
+        const Fold<V> fold = Fold<V>::make(lse, V::load(sinks));
+        sink_weight = fold.a;
+        lse = fold.lse;
+      }
+      float lses[kL];
+      V::store(lses, lse);
+      char* to[kL];
+      for (int i = 0; i < count; ++i) {
+        view_.store_lse(lane + i, state, head_, lses[i]);
+        to[i] = view_.destination(lane + i, state, head_);
+      }
+      const float* from = o + std::int64_t{row} * dvo_ + v * kL;
+      with_float_type(view_.destination_dtype(), [&]<DType T>() {
+        const std::int64_t bytes = element_bytes(T);
+        for (int d = 0; d < dvo_; d += kL) {
+          F block[kL];
+#pragma GCC unroll 16
+          for (int i = 0; i < kL; ++i) {
+            block[i] = V::mul(V::mul(V::load(from + std::int64_t{d + i} * NV * kL), factor), sink_weight);
+          }
+          V::transpose(block);
+#pragma GCC unroll 16
+          for (int i = 0; i < kL; ++i) {
+            if (i < count) store_from_f32<V, T>(to[i] + d * bytes, block[i]);
+          }
+        }
+      });
+    }
+  }
+
+  // ---- queries ----
+
+  /// Q of the head as [row block][unit][rows]; fp32 queries are scaled here, rows of padding are zero.
+  void pack_queries() noexcept {
+    for_row_blocks([&]<int NV>(int row) {
+      for (int v = 0; v < NV; ++v) {
+        const int lane = row + v * kL;
+        const char* from[kL];
+        for (int i = 0; i < kL; ++i) from[i] = lane + i < view_.num_rows ? view_.query(lane + i, head_) : nullptr;
+        float* to = q_ + std::int64_t{row} * units_ + v * kL;
+        if constexpr (kDot) {
+          pack_pairs<NV>(from, to);
+        } else {
+          with_float_type(view_.p.q.dtype, [&]<DType T>() { pack_f32<NV, T>(from, to); });
+        }
+      }
+    });
+  }
+
+  template <int NV, DType T>
+  [[gnu::noinline]] void pack_f32(const char* const* from, float* to) noexcept {
+    const F scale = V::set1(view_.score_factor(head_));
+    for (int d = 0; d < units_; d += kL) {
+      F block[kL];
+#pragma GCC unroll 16
+      for (int i = 0; i < kL; ++i) {
+        block[i] = from[i] == nullptr ? V::zero() : V::mul(load_as_f32<V, T>(from[i] + d * element_bytes(T)), scale);
+      }
+      V::transpose(block);
+#pragma GCC unroll 16
+      for (int i = 0; i < kL; ++i) V::store(to + std::int64_t{d + i} * NV * kL, block[i]);
+    }
+  }
+
+  /// Pairs of bf16 as they are; the last block may be half full (head_dim 48, 80, ...).
+  template <int NV>
+  [[gnu::noinline]] void pack_pairs(const char* const* from, float* to) noexcept {
+    for (int u = 0; u < units_; u += kL) {
+      const int count = units_ - u < kL ? units_ - u : kL;
+      F block[kL];
+#pragma GCC unroll 16
+      for (int i = 0; i < kL; ++i) {
+        block[i] = from[i] == nullptr ? V::zero() : V::load_first(from[i] + std::int64_t{u} * 4, count);
+      }
+      V::transpose(block);
+      for (int i = 0; i < count; ++i) V::store(to + std::int64_t{u + i} * NV * kL, block[i]);
+    }
+  }
+
+  ItemView view_;
+  int rows_;   ///< stacked rows, padded
+  int units_;  ///< 32-bit units of a key
+  int dvo_;
+  std::int64_t k_stride_;  ///< fp32 elements of a row of k_tile
+  std::int64_t v_stride_;  ///< units of a row of v_tile
+  float* q_;               ///< [row blocks][units][NV x lanes]
+  float* o_;               ///< [row blocks][Dvo][NV x lanes]
+  float* o_fold_;          ///< the same
+  float* scores_;          ///< [slots][NV x lanes]
+  float* k_tile_;
+  float* v_tile_;
+  float* max_;  ///< [rows], base-2 units
+  float* sum_;
+  float* fold_lse_;
+  float* slope_;  ///< [rows], times log2 e
+  std::int32_t* lo_;
+  std::int32_t* hi_;
+  std::int32_t* pos_;
+  int head_ = 0;
+  float scale_ = 1.0F;
+  bool special_ = false;
+  bool masked_ = false;
+  int current_ = 0;
+  int prefetched_ = 0;
+  F alpha_[kMaxVectors];
+  Tile tiles_[2];
+  const char* k_rows_[kTileKeys];
+};
+
+}  // namespace headwater::cpu::simd

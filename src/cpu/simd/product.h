@@ -1,0 +1,94 @@
+// The one matrix-product loop of the many-rows kernel:  acc[m][lane] += sum over u of a[m][u] * b[u][lane].
+//
+// `a` is never packed: its 32-bit units are broadcast from memory (one fp32, or two bf16 that a dot instruction
+// multiplies and adds); `b` holds one unit for each stacked row, lanes side by side. Scores: m = key, u = position in
+// the head, a = K. Values: m = position in the head, u = key (or key pair), a = V, b = probabilities. An accumulator is
+// one chain over u whatever the blocking, so a row's bits do not depend on the other rows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace headwater::cpu::simd {
+
+/// fp32 products; a unit is one fp32.
+template <class V>
+struct Fma32 {
+  static constexpr int kPerUnit = 1;
+  [[gnu::always_inline]] static inline typename V::F mac(typename V::F acc, typename V::F a, typename V::F b) noexcept {
+    return V::fma(a, b, acc);
+  }
+};
+
+/// bf16 products accumulated in fp32; a unit is a pair of bf16.
+template <class V>
+struct Dot16 {
+  static constexpr int kPerUnit = 2;
+  [[gnu::always_inline]] static inline typename V::F mac(typename V::F acc, typename V::F a, typename V::F b) noexcept {
+    return V::dot_bf16(acc, a, b);
+  }
+};
+
+/// Units of row m: consecutive in memory, rows anywhere.
+struct RowUnits {
+  const char* const* rows;
+  std::size_t offset = 0;
+  [[gnu::always_inline]] inline const void* at(int m) const noexcept { return rows[m] + offset; }
+  [[gnu::always_inline]] inline void next() noexcept { offset += 4; }
+};
+
+/// Units of row m: column m of a matrix with `stride` bytes from unit to unit.
+struct ColumnUnits {
+  const char* base;
+  std::size_t stride;
+  [[gnu::always_inline]] inline const void* at(int m) const noexcept { return base + 4 * m; }
+  [[gnu::always_inline]] inline void next() noexcept { base += stride; }
+};
+
+/// Accumulates NM x NV vectors over `units`; b advances by NV vectors a unit.
+template <class V, class Arith, int NM, int NV, class Units>
+[[gnu::always_inline]] inline void accumulate(typename V::F (&acc)[NM][NV], Units a, const float* b,
+                                              int units) noexcept {
+  using F = typename V::F;
+  for (int u = 0; u < units; ++u) {
+    F lanes[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) lanes[v] = V::load(b + v * V::kLanes);
+#pragma GCC unroll 16
+    for (int m = 0; m < NM; ++m) {
+      const F x = V::broadcast(a.at(m));
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) acc[m][v] = Arith::mac(acc[m][v], x, lanes[v]);
+    }
+    b += NV * V::kLanes;
+    a.next();
+  }
+}
+
+/// Accumulators that fit the register file beside NV operands and a broadcast.
+template <class V, int NV>
+inline constexpr int kProductRows = V::kRegisters == 16 ? (NV == 1   ? 12
+                                                           : NV == 2 ? 6
+                                                                     : 4)
+                                                        : (NV <= 2 ? 12 : 6);
+
+/// Calls f(integral constant NM, m) over [0, n) in register blocks: as many of the largest size as leave no small rest.
+template <int Max, class F>
+[[gnu::always_inline]] inline void for_blocks(int n, F&& f) noexcept {
+  int m = 0;
+  const auto step = [&]<int N>() {
+    f.template operator()<N>(m);
+    m += N;
+  };
+  if constexpr (Max == 12) {
+    while (n - m >= 12) step.template operator()<12>();
+    if (n - m >= 6 && n - m != 8) step.template operator()<6>();
+  } else if constexpr (Max == 6) {
+    while (n - m >= 6 && n - m != 8) step.template operator()<6>();
+  }
+  while (n - m >= 4) step.template operator()<4>();
+  if (n - m >= 2) step.template operator()<2>();
+  if (n - m >= 1) step.template operator()<1>();
+}
+
+}  // namespace headwater::cpu::simd
