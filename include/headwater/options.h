@@ -44,8 +44,9 @@ struct PlanOptions {
   int min_members = 0;       ///< 0: the policy's default (2)
 
   // Mask. Row i of a request with qo_len rows and kv_len keys has q_pos = kv_len - qo_len + i and sees
-  // [0, num_sink_tokens) and [lo, hi): hi = q_pos + 1 if causal, else kv_len;
-  // lo = max(0, q_pos - window_left if window_left >= 0, floor(q_pos / local_chunk) * local_chunk if local_chunk > 0).
+  // [0, num_sink_tokens) and [lo, hi), never a key behind itself if causal: hi = q_pos + 1 if causal, else kv_len;
+  // lo = max(0, q_pos - window_left if window_left >= 0, floor(q_pos / local_chunk) * local_chunk if local_chunk > 0);
+  // with local_chunk a row also sees no key behind its own chunk.
   bool causal = true;
   std::int64_t window_left = -1;     ///< inclusive; -1: everything
   std::int64_t local_chunk = 0;      ///< tokens; 0: off

@@ -16,7 +16,8 @@
 
 namespace headwater::detail {
 
-/// Keys that one query row sees: [0, num_sink_tokens) and [lo, hi), clipped to the pages of its table.
+/// Keys that one query row sees: key p of an item iff p < hi and (p >= lo or p < num_sink_tokens). Items never hold a
+/// key below num_sink_tokens that is hidden by a row's first_page_offset. A row that sees nothing has lo = hi.
 struct RowRange {
   std::int32_t lo = 0;
   std::int32_t hi = 0;
@@ -69,8 +70,13 @@ struct PlanData {
   std::int32_t num_partials = 0;
   std::vector<SharedSpan> spans;
 
-  // Workspace layout, bytes: partial_o fp32 [num_partials, Hq, Dvo] | partial_lse fp32 [num_partials, Hq] (base 2).
+  // Workspace layout, bytes: partial_o fp32 [num_partials, Hq, Dvo] | partial_lse fp32 [num_partials, Hq] (base 2) |
+  // num_workers x scratch memory; each of the three starts at a multiple of kWorkspaceAlignment.
+  std::int32_t num_workers = 1;
+  std::int32_t max_item_rows = 0;  ///< query rows of the largest item
   std::size_t partial_o_bytes = 0;
+  std::size_t scratch_offset = 0;
+  std::size_t scratch_bytes_per_worker = 0;
   std::size_t workspace_bytes = 0;
 
   // What update() needs to start from: owned by the planner (src/plan/planner.cc).

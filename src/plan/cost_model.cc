@@ -1,0 +1,66 @@
+#include "plan/cost_model.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace headwater::detail {
+namespace {
+
+/// a * b, at most a quarter of the largest int64, so that sums of a few cannot overflow.
+std::int64_t times(std::int64_t a, std::int64_t b) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 4;
+  return b != 0 && a > kMost / b ? kMost : a * b;
+}
+
+}  // namespace
+
+CostModel::CostModel(const AttentionShape& s, const PlanOptions& o, const DeviceModel& m) {
+  num_workers_ = o.num_workers > 0 ? o.num_workers : m.num_workers;
+  group_size_ = s.group_size();
+  num_kv_heads_ = s.num_kv_heads;
+  tile_rows_ = std::max(1, m.max_tile_rows / group_size_);
+  head_dims_ = s.head_dim_qk + s.head_dim_vo;
+  compute_ = m.has_dot16 && s.q_dtype == DType::bf16 && s.kv_dtype == DType::bf16 ? m.dot16 : m.fma32;
+  token_bytes_ = head_dims_ * s.num_kv_heads * static_cast<std::int64_t>(size_of(s.kv_dtype));
+  const std::int64_t read = std::max(m.worker_ps_per_kib, times(m.memory_ps_per_kib, num_workers_));
+  read_token_ps_ = times(read, token_bytes_) / 1024;
+  reread_token_ps_ = std::min(read_token_ps_, times(times(m.cache_ps_per_kib, num_workers_), token_bytes_) / 1024);
+  cache_bytes_ = m.cache_bytes;
+  item_ps_ = m.item_ps;
+  item_row_ps_ = m.item_row_ps;
+  partial_row_ps_ = times(m.partial_ps_per_kib, std::int64_t{s.num_qo_heads} * (s.head_dim_vo + 1) * 4) / 1024;
+  launch_ps_ = m.launch_ps;
+  chunk_tokens_ = m.chunk_tokens;
+}
+
+std::int32_t CostModel::rows_per_tile(std::int32_t rows) const noexcept {
+  const std::int32_t tiles = num_tiles(rows);
+  if (tiles <= 1) return rows;
+  // Full vectors in all tiles but the last, as far as the group size allows.
+  const std::int32_t unit = std::max(1, compute_.many_row_pad / group_size_);
+  const std::int32_t even = (rows + tiles - 1) / tiles;
+  return std::min(tile_rows_, (even + unit - 1) / unit * unit);
+}
+
+std::int64_t CostModel::compute_ps(std::int64_t tokens, std::int32_t rows) const noexcept {
+  const std::int64_t stacked = std::int64_t{rows} * group_size_;
+  std::int64_t per_key = 0;
+  if (stacked <= compute_.few_row_max) {
+    per_key = compute_.few_row_ps * stacked;
+  } else {
+    const std::int64_t pad = compute_.many_row_pad;
+    per_key = compute_.many_base_ps + compute_.many_row_ps * ((stacked + pad - 1) / pad * pad);
+  }
+  return times(tokens * num_kv_heads_, per_key * head_dims_) / 256;
+}
+
+std::int64_t CostModel::piece_ps(std::int64_t tokens, std::int32_t rows) const noexcept {
+  const std::int32_t tiles = num_tiles(rows);
+  if (tiles <= 1) return compute_ps(tokens, rows) + item_ps(rows);
+  const std::int32_t per_tile = rows_per_tile(rows);
+  const std::int32_t full = (rows - 1) / per_tile;
+  return full * (compute_ps(tokens, per_tile) + item_ps(per_tile)) + compute_ps(tokens, rows - full * per_tile) +
+         item_ps(rows - full * per_tile);
+}
+
+}  // namespace headwater::detail

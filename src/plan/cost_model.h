@@ -1,0 +1,60 @@
+// Predicted times, in integer picoseconds of one worker. KV traffic and products add up: measured, they overlap little.
+#pragma once
+
+#include <cstdint>
+
+#include "headwater/device_model.h"
+#include "headwater/options.h"
+
+namespace headwater::detail {
+
+class CostModel {
+ public:
+  CostModel(const AttentionShape& shape, const PlanOptions& options, const DeviceModel& model);
+
+  [[nodiscard]] int num_workers() const noexcept { return num_workers_; }
+  /// Most query rows of an item.
+  [[nodiscard]] int tile_rows() const noexcept { return tile_rows_; }
+  /// Tiles of `rows` query rows, and the rows of each but perhaps the last.
+  [[nodiscard]] std::int32_t num_tiles(std::int32_t rows) const noexcept { return (rows + tile_rows_ - 1) / tile_rows_; }
+  [[nodiscard]] std::int32_t rows_per_tile(std::int32_t rows) const noexcept;
+
+  /// K and V bytes of one token, all KV heads.
+  [[nodiscard]] std::int64_t token_bytes() const noexcept { return token_bytes_; }
+  /// Reading tokens from memory, while all workers read.
+  [[nodiscard]] std::int64_t read_ps(std::int64_t tokens) const noexcept { return tokens * read_token_ps_; }
+  /// Reading tokens again, of a stretch that is `path_tokens` long in all.
+  [[nodiscard]] std::int64_t reread_ps(std::int64_t tokens, std::int64_t path_tokens) const noexcept {
+    return tokens * (path_tokens * token_bytes_ <= cache_bytes_ ? reread_token_ps_ : read_token_ps_);
+  }
+  /// Products of `tokens` keys with one tile of `rows` query rows.
+  [[nodiscard]] std::int64_t compute_ps(std::int64_t tokens, std::int32_t rows) const noexcept;
+  /// Fixed cost of an item of `rows` query rows.
+  [[nodiscard]] std::int64_t item_ps(std::int32_t rows) const noexcept { return item_ps_ + rows * item_row_ps_; }
+  /// Writing and merging one partial state of each of `rows` query rows.
+  [[nodiscard]] std::int64_t partial_ps(std::int64_t rows) const noexcept { return rows * partial_row_ps_; }
+  /// Products and fixed costs of a piece of `tokens` tokens for `rows` query rows, all its tiles.
+  [[nodiscard]] std::int64_t piece_ps(std::int64_t tokens, std::int32_t rows) const noexcept;
+  [[nodiscard]] std::int64_t launch_ps() const noexcept { return launch_ps_; }
+  [[nodiscard]] std::int32_t chunk_tokens() const noexcept { return chunk_tokens_; }
+  [[nodiscard]] std::int64_t cache_bytes() const noexcept { return cache_bytes_; }
+
+ private:
+  int num_workers_;
+  int tile_rows_;
+  int group_size_;
+  int num_kv_heads_;
+  std::int64_t head_dims_;
+  ComputeModel compute_;
+  std::int64_t token_bytes_;
+  std::int64_t read_token_ps_;
+  std::int64_t reread_token_ps_;
+  std::int64_t cache_bytes_;
+  std::int64_t item_ps_;
+  std::int64_t item_row_ps_;
+  std::int64_t partial_row_ps_;
+  std::int64_t launch_ps_;
+  std::int32_t chunk_tokens_;
+};
+
+}  // namespace headwater::detail

@@ -1,0 +1,294 @@
+#include "plan/cut.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace headwater::detail {
+namespace {
+
+constexpr std::int64_t kImpossible = std::numeric_limits<std::int64_t>::max() / 8;
+/// Run starts looked at by the dynamic programme; deeper forests than these allow use close_all.
+constexpr std::int64_t kMaxStates = 1 << 21;
+
+std::int32_t ceil_div(std::int32_t a, std::int32_t b) {
+  return (a + b - 1) / b;
+}
+
+const Node& at(const Forest& f, std::int32_t i) {
+  return f.nodes[static_cast<std::size_t>(i)];
+}
+
+/// Calls visit(child) for the children of node i.
+template <class Visit>
+void for_children(const Forest& f, std::int32_t i, Visit&& visit) {
+  for (std::int32_t c = i + 1; c < at(f, i).subtree_end; c = at(f, c).subtree_end) visit(c);
+}
+
+}  // namespace
+
+Thresholds thresholds_of(const PlanOptions& options, Policy policy) noexcept {
+  Thresholds t;
+  if (policy == Policy::two_level) t.min_pages = 16;
+  if (options.min_shared_pages > 0) t.min_pages = options.min_shared_pages;
+  if (options.min_members > 0) t.min_members = options.min_members;
+  return t;
+}
+
+bool Cutter::may_close(const Node& node, std::int32_t run_begin, const Thresholds& t) const noexcept {
+  if (node.num_members < std::max(2, t.min_members) || node.cut <= run_begin) return false;
+  return ceil_div(node.cut - node.origin, page_size_) - (run_begin - node.origin) / page_size_ >= t.min_pages;
+}
+
+void Cutter::close_all(const Forest& f, Closed& closed) const {
+  const Thresholds t = thresholds_of(*options_, Policy::forest);
+  closed.assign(f.nodes.size(), 0);
+  std::vector<std::int32_t> run(f.nodes.size());
+  for (std::size_t i = 0; i < f.nodes.size(); ++i) {
+    const Node& node = f.nodes[i];
+    const bool fresh = f.levels || node.parent < 0 || closed[static_cast<std::size_t>(node.parent)] != 0;
+    run[i] = fresh ? node.tok_begin : run[static_cast<std::size_t>(node.parent)];
+    closed[i] = may_close(node, run[i], t) ? 1 : 0;
+  }
+}
+
+void Cutter::close_best(const Forest& f, Closed& closed) const {
+  const Thresholds t = thresholds_of(*options_, Policy::two_level);
+  closed.assign(f.nodes.size(), 0);
+  std::vector<std::int32_t> run(f.nodes.size());
+  std::int64_t most = 0;
+  std::size_t best = 0;
+  for (std::size_t i = 0; i < f.nodes.size(); ++i) {
+    const Node& node = f.nodes[i];
+    run[i] = f.levels || node.parent < 0 ? node.tok_begin : run[static_cast<std::size_t>(node.parent)];
+    if (!may_close(node, run[i], t)) continue;
+    const std::int64_t saved = std::int64_t{(node.cut - run[i]) / page_size_} * (node.num_members - 1);
+    if (saved <= most) continue;
+    most = saved;
+    best = i;
+  }
+  if (most > 0) closed[best] = 1;
+}
+
+void Cutter::close_vllm(const Forest& f, const PlanData& plan, Closed& closed) const {
+  closed.assign(f.nodes.size(), 0);
+  if (f.nodes.empty() || f.nodes[0].tok_begin != 0) return;
+  const PlanOptions& o = *options_;
+  if (o.alibi || o.window_left >= 0 || o.local_chunk > 0) return;
+  const auto& qo = plan.memory->qo_indptr;
+  std::int32_t running = 0;
+  bool one_row_each = true;
+  std::int64_t prefix = at(f, 0).cut;
+  for (std::size_t b = 0; b + 1 < qo.size(); ++b) {
+    const std::int32_t rows = qo[b + 1] - qo[b];
+    if (rows == 0) continue;
+    ++running;
+    one_row_each = one_row_each && rows == 1;
+    prefix = std::min<std::int64_t>(prefix, plan.rows[static_cast<std::size_t>(qo[b])].pos);  // computed before the step
+  }
+  if (at(f, 0).num_members != running || running < 8) return;
+  prefix = std::max<std::int64_t>(0, prefix) / page_size_ * page_size_;
+  if (prefix < 256) return;
+  const AttentionShape& s = plan.shape;
+  bool use = !one_row_each || s.group_size() == 1;
+  if (!use) {
+    const std::int64_t sms = cost_->num_workers();
+    const auto ceil = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+    const std::int64_t tiles = ceil(prefix, 128);
+    const std::int64_t cascade = ceil(s.num_qo_heads * ceil(running, 128), sms) * tiles;
+    const std::int64_t split_kv =
+        ceil(std::int64_t{running} * s.num_kv_heads * ceil(s.group_size(), 128) * tiles, sms);
+    use = cascade < split_kv;
+  }
+  if (use && may_close(at(f, 0), at(f, 0).tok_begin, thresholds_of(o, Policy::vllm))) closed[0] = 1;
+}
+
+void Cutter::close_cheapest_levels(const Forest& f, Closed& closed) const {
+  const Thresholds t = thresholds_of(*options_, Policy::automatic);
+  for (std::size_t i = 0; i < f.nodes.size(); ++i) {
+    const Node& node = f.nodes[i];
+    if (!may_close(node, node.tok_begin, t)) continue;
+    const std::int64_t tokens = node.cut - node.tok_begin;
+    const std::int32_t rows_each = std::max(1, node.num_rows / node.num_members);
+    const std::int64_t reread = cost_->reread_ps(tokens, tokens);
+    const std::int64_t apart = node.num_members * (cost_->piece_ps(tokens, rows_each) + reread);
+    const std::int64_t together = cost_->piece_ps(tokens, node.num_rows) + cost_->num_tiles(node.num_rows) * reread;
+    if (together < apart) closed[i] = 1;
+  }
+}
+
+// best_[offset_[n] + k]: least cost of everything that the members of node n read from the start of run k on, where run k
+// starts at the k-th ancestor (k = depth: at n itself). Closing costs one piece for all members, and then each child
+// starts a run of its own; pushing down costs nothing here but every child reads the run again. First reads of a page
+// cost the same in every cut and are left out.
+void Cutter::close_cheapest(const Forest& f, Closed& closed) {
+  closed.assign(f.nodes.size(), 0);
+  if (f.levels) return close_cheapest_levels(f, closed);
+  const Thresholds t = thresholds_of(*options_, Policy::automatic);
+  const auto n = static_cast<std::int32_t>(f.nodes.size());
+  offset_.resize(f.nodes.size());
+  read_prefix_.resize(f.nodes.size());
+  std::int64_t states = 0;
+  for (std::int32_t i = 0; i < n; ++i) {
+    const Node& node = at(f, i);
+    offset_[static_cast<std::size_t>(i)] = states;
+    states += node.depth + 1;
+    const std::int64_t above = node.parent < 0 ? 0 : read_prefix_[static_cast<std::size_t>(node.parent)];
+    const std::int64_t tokens = std::max(0, node.cut - node.tok_begin);
+    read_prefix_[static_cast<std::size_t>(i)] =
+        above + (node.num_members == 1 ? cost_->read_ps(tokens) : cost_->reread_ps(tokens, node.cut));
+  }
+  if (states > kMaxStates) return close_all(f, closed);
+  best_.resize(static_cast<std::size_t>(states));
+  choice_.resize(static_cast<std::size_t>(states));
+
+  for (std::int32_t i = n; i-- > 0;) {
+    const Node& node = at(f, i);
+    std::int64_t* best = best_.data() + offset_[static_cast<std::size_t>(i)];
+    std::uint8_t* choice = choice_.data() + offset_[static_cast<std::size_t>(i)];
+    const std::int64_t reads = read_prefix_[static_cast<std::size_t>(i)];
+    const std::int32_t tiles = cost_->num_tiles(node.num_rows);
+    std::int64_t after = 0;  // children, each from a run of its own
+    bool ends_here = true;
+    for_children(f, i, [&](std::int32_t c) {
+      after += best_[static_cast<std::size_t>(offset_[static_cast<std::size_t>(c)] + node.depth + 1)];
+      ends_here = ends_here && at(f, c).num_members == 1 && at(f, c).cut <= node.cut;
+    });
+    std::int32_t top = i;
+    for (std::int32_t k = node.depth; k >= 0; --k, top = at(f, top).parent) {
+      const std::int32_t begin = at(f, top).tok_begin;
+      const std::int64_t tokens = node.cut - begin;
+      const std::int32_t above = at(f, top).parent;
+      const std::int64_t read = reads - (above < 0 ? 0 : read_prefix_[static_cast<std::size_t>(above)]);
+      const bool whole = k == 0 && ends_here;  // a row's only piece: no partial state
+      std::int64_t close = kImpossible;
+      if (node.num_members == 1 || may_close(node, begin, t)) {
+        close = tokens <= 0 ? 0
+                            : cost_->piece_ps(tokens, node.num_rows) + tiles * read +
+                                  (whole ? 0 : cost_->partial_ps(node.num_rows));
+        close += after;
+      }
+      std::int64_t push = kImpossible;
+      if (node.num_members > 1) {
+        push = 0;
+        for_children(f, i, [&](std::int32_t c) {
+          push += best_[static_cast<std::size_t>(offset_[static_cast<std::size_t>(c)] + k)];
+        });
+      }
+      choice[k] = close < push ? 1 : 0;
+      best[k] = std::min(close, push);
+    }
+  }
+  // Trace from the roots.
+  run_.resize(f.nodes.size());
+  for (std::int32_t i = 0; i < n; ++i) {
+    const Node& node = at(f, i);
+    const auto self = static_cast<std::size_t>(i);
+    const bool fresh = node.parent < 0 || closed[static_cast<std::size_t>(node.parent)] != 0;
+    run_[self] = fresh ? node.depth : run_[static_cast<std::size_t>(node.parent)];
+    closed[self] = node.num_members > 1 ? choice_[static_cast<std::size_t>(offset_[self] + run_[self])] : 0;
+  }
+}
+
+void Cutter::make_flat_pieces(const Forest& f, std::span<const Entry> entries, std::vector<Piece>& pieces) {
+  pieces.clear();
+  Piece piece;
+  if (f.levels) {
+    for (const Node& node : f.nodes) {
+      if (node.tok_begin >= node.cut) continue;
+      for (std::int32_t k = 0; k < node.num_members; ++k) {
+        piece = {node.tok_begin, node.cut, node.page_base, node.origin, node.view, 0, 1,
+                 f.order[static_cast<std::size_t>(node.member_begin + k)], 0};
+        pieces.push_back(piece);
+      }
+    }
+    return;
+  }
+  for (std::size_t e = 0; e < entries.size(); ++e) {
+    const Entry& entry = entries[e];
+    piece = {entry.tok_begin, entry.tok_end, entry.page_base, 0, 0, 0, 1, static_cast<std::int32_t>(e), 0};
+    pieces.push_back(piece);
+  }
+}
+
+void Cutter::make_pieces(const Forest& f, std::span<const Entry> entries, const Closed& closed,
+                         std::vector<Piece>& pieces) {
+  pieces.clear();
+  std::vector<std::int32_t> run(f.nodes.size());    // first token of a node's run
+  std::vector<std::uint8_t> at_root(f.nodes.size()); // the run begins with its tree
+  for (std::size_t i = 0; i < f.nodes.size(); ++i) {
+    const Node& node = f.nodes[i];
+    const auto parent = static_cast<std::size_t>(std::max(0, node.parent));
+    const bool fresh = f.levels || node.parent < 0 || closed[parent] != 0;
+    run[i] = fresh ? node.tok_begin : run[parent];
+    at_root[i] = fresh ? static_cast<std::uint8_t>(node.parent < 0) : at_root[parent];
+    const std::int32_t first = f.order[static_cast<std::size_t>(node.member_begin)];
+    if (f.levels && closed[i] == 0 && node.tok_begin < node.cut) {
+      for (std::int32_t k = 0; k < node.num_members; ++k) {
+        pieces.push_back({node.tok_begin, node.cut, node.page_base, node.origin, node.view, 0, 1,
+                          f.order[static_cast<std::size_t>(node.member_begin + k)], node.depth});
+      }
+      continue;
+    }
+    if ((node.num_members > 1 && closed[i] == 0) || run[i] >= node.cut) continue;
+    std::int32_t page_base = node.page_base;
+    if (f.mixed_starts && at_root[i] != 0) {
+      // Read the table of the member that starts first: it has all the pages that the others lack.
+      std::int32_t source = first;
+      for (std::int32_t k = 1; k < node.num_members; ++k) {
+        const std::int32_t e = f.order[static_cast<std::size_t>(node.member_begin + k)];
+        if (entries[static_cast<std::size_t>(e)].page_begin < entries[static_cast<std::size_t>(source)].page_begin) source = e;
+      }
+      page_base = entries[static_cast<std::size_t>(source)].page_base;
+    }
+    pieces.push_back({run[i], node.cut, page_base, node.origin, node.view, node.member_begin, node.num_members, first,
+                      node.depth});
+  }
+  if (!f.split_entries) return;
+  // Entries that take part in several trees: neighbouring stretches that only they read are one piece.
+  std::ranges::stable_sort(pieces, [](const Piece& a, const Piece& b) {
+    const bool single_a = a.num_members == 1;
+    const bool single_b = b.num_members == 1;
+    if (single_a != single_b) return single_b;
+    if (!single_a) return false;
+    return a.entry != b.entry ? a.entry < b.entry : a.tok_begin < b.tok_begin;
+  });
+  std::size_t kept = 0;
+  for (const Piece& piece : pieces) {
+    Piece* last = kept > 0 ? &pieces[kept - 1] : nullptr;
+    if (last != nullptr && last->num_members == 1 && piece.num_members == 1 && last->entry == piece.entry &&
+        last->tok_end == piece.tok_begin) {
+      last->tok_end = piece.tok_end;
+    } else {
+      pieces[kept++] = piece;
+    }
+  }
+  pieces.resize(kept);
+}
+
+std::int64_t Cutter::cached_rereads_ps(const Forest& f, const Closed& closed) {
+  const auto n = static_cast<std::int32_t>(f.nodes.size());
+  readers_.assign(f.nodes.size(), 0);
+  std::int64_t saved = 0;
+  for (std::int32_t i = n; i-- > 0;) {
+    const Node& node = at(f, i);
+    const auto self = static_cast<std::size_t>(i);
+    const bool closes = node.num_members == 1 || closed[self] != 0;
+    // Tiles of a closed node are costed with their re-reads; here count the pieces that read it.
+    if (f.levels) {
+      readers_[self] = closes ? 1 : node.num_members;
+    } else if (closes) {
+      readers_[self] = 1;
+    }
+    const std::int64_t tokens = std::max(0, node.cut - node.tok_begin);
+    if (readers_[self] > 1) {
+      saved += (readers_[self] - 1) *
+               (cost_->read_ps(tokens) - cost_->reread_ps(tokens, f.levels ? tokens : std::int64_t{node.cut}));
+    }
+    if (f.levels || node.parent < 0) continue;
+    // Those that carry this node's ancestors with them.
+    if (closed[static_cast<std::size_t>(node.parent)] == 0) readers_[static_cast<std::size_t>(node.parent)] += readers_[self];
+  }
+  return saved;
+}
+
+}  // namespace headwater::detail

@@ -1,0 +1,16 @@
+#include "headwater/device_model.h"
+
+namespace headwater {
+
+DeviceModel DeviceModel::for_isa(Isa isa) {
+  DeviceModel model;
+  model.has_dot16 = isa == Isa::avx512_bf16;
+  if (isa == Isa::scalar) model.fma32 = {60'000, 0, 60'000, 1, 0};
+  return model;
+}
+
+DeviceModel DeviceModel::default_cpu() {
+  return for_isa(Isa::avx512_bf16);
+}
+
+}  // namespace headwater

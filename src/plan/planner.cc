@@ -1,0 +1,284 @@
+// The planner: validate -> tables -> rows -> forest -> cut -> schedule -> workspace.
+#include "headwater/plan.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "cpu/scratch.h"
+#include "plan/cut.h"
+#include "plan/forest.h"
+#include "plan/layout.h"
+#include "plan/memory.h"
+#include "plan/rows.h"
+#include "plan/schedule.h"
+#include "plan/validate.h"
+
+namespace headwater {
+namespace detail {
+
+PlanData::PlanData() : memory(std::make_unique<Memory>()) {}
+PlanData::~PlanData() = default;
+
+namespace {
+
+std::size_t align(std::size_t bytes) {
+  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
+
+/// Bytes that a worker needs whatever kernel runs: the SIMD kernels' formula, and the scalar kernel's (q, two states and
+/// four numbers a stacked row; one key and one value).
+std::size_t scratch_bytes(const AttentionShape& s, int max_rows) {
+  const cpu::ScratchShape shape{s.num_kv_heads, s.group_size(), s.head_dim_qk, s.head_dim_vo, true};
+  const std::size_t stacked = static_cast<std::size_t>(max_rows) * static_cast<std::size_t>(s.group_size());
+  const auto dqk = static_cast<std::size_t>(s.head_dim_qk);
+  const auto dvo = static_cast<std::size_t>(s.head_dim_vo);
+  const std::size_t scalar = (stacked * (dqk + 2 * dvo + 4) + dqk + dvo) * sizeof(float);
+  return align(std::max(cpu::scratch_bytes(shape, max_rows), scalar));
+}
+
+void set_workspace(PlanData& plan) {
+  const auto heads = static_cast<std::size_t>(plan.shape.num_qo_heads);
+  const auto states = static_cast<std::size_t>(plan.num_partials) * heads;
+  plan.partial_o_bytes = align(states * static_cast<std::size_t>(plan.shape.head_dim_vo) * sizeof(float));
+  plan.scratch_offset = plan.partial_o_bytes + align(states * sizeof(float));
+  plan.scratch_bytes_per_worker = plan.items.empty() ? 0 : scratch_bytes(plan.shape, plan.max_item_rows);
+  plan.workspace_bytes =
+      plan.scratch_offset + static_cast<std::size_t>(plan.num_workers) * plan.scratch_bytes_per_worker;
+}
+
+/// Keys that a row sees.
+std::int64_t visible_keys(const RowRange& row, std::int32_t first, std::int32_t sinks) {
+  const std::int64_t window = std::max(0, row.hi - row.lo);
+  return window + std::max(0, std::min({row.lo, sinks, row.hi}) - first);
+}
+
+void set_stats(const CostModel& cost, PlanData& plan) {
+  const PlanData::Memory& memory = *plan.memory;
+  PlanStats& s = plan.stats;
+  s.num_requests = memory.num_requests;
+  s.num_rows = static_cast<std::int64_t>(plan.rows.size());
+  s.num_items = static_cast<std::int64_t>(plan.items.size());
+  s.num_partials = plan.num_partials;
+  s.num_spans = static_cast<std::int64_t>(plan.spans.size());
+  s.path = plan.spans.empty() ? Path::flat : Path::cascade;
+  s.shared_tokens = 0;
+  s.member_sequences = 0;
+  for (const SharedSpan& span : plan.spans) {
+    s.shared_tokens += span.num_tokens;
+    s.member_sequences += span.num_members;
+  }
+  const std::int64_t head_bytes = cost.token_bytes() / plan.shape.num_kv_heads;
+  s.kv_bytes_read = 0;
+  for (const WorkItem& item : plan.items) {
+    s.kv_bytes_read += item.num_tokens * head_bytes * (item.kv_head_end - item.kv_head_begin);
+  }
+  if (plan.spans.empty()) s.kv_bytes_flat = s.kv_bytes_read;
+  s.kv_bytes_unique = s.kv_bytes_flat;
+  if (memory.scanned) {
+    std::int64_t tokens = 0;
+    for (const Node& node : memory.forest.nodes) tokens += std::max(0, node.cut - node.tok_begin);
+    s.kv_bytes_unique = std::min(s.kv_bytes_flat, tokens * cost.token_bytes());
+  }
+  const std::int32_t sinks = sink_limit(plan.options);
+  std::int64_t keys = 0;
+  for (std::int32_t b = 0; b < memory.num_requests; ++b) {
+    std::int32_t first = 0;
+    if (memory.level_size.empty()) {
+      const Table& t = memory.tables[static_cast<std::size_t>(b)];
+      first = t.start_page * plan.page_size[0] + t.first_offset;
+    }
+    for (std::int32_t r = memory.qo_indptr[static_cast<std::size_t>(b)];
+         r < memory.qo_indptr[static_cast<std::size_t>(b) + 1]; ++r) {
+      keys += visible_keys(plan.rows[static_cast<std::size_t>(r)], first, sinks);
+    }
+  }
+  s.flops = 2 * keys * plan.shape.num_qo_heads * (plan.shape.head_dim_qk + plan.shape.head_dim_vo);
+}
+
+}  // namespace
+}  // namespace detail
+
+using namespace detail;  // NOLINT: the rest of this file is the implementation of the public class on those parts
+
+struct Planner::Scratch {
+  DeviceModel model;
+  ForestBuilder forest;
+  Scheduler scheduler;
+  Closed closed;
+  Closed best_closed;
+  std::vector<Piece> pieces;
+  std::vector<Piece> flat_pieces;
+
+  void make_tables(PlanData& plan, const Batch& batch);
+  void find_forest(PlanData& plan);
+  void decide(PlanData& plan);
+};
+
+namespace {
+
+Policy effective_policy(const PlanOptions& o) {
+  if (o.cascade == CascadeSwitch::off) return Policy::flat;
+  if (o.cascade == CascadeSwitch::on) return Policy::forest;
+  return o.policy;
+}
+
+/// Refuses ids out of range among the pages that some row sees.
+void check_visible_ids(const Batch& batch, const PlanData::Memory& memory) {
+  for (const Entry& e : memory.entries) {
+    const auto b = static_cast<std::size_t>(e.request);
+    const std::int64_t base = std::int64_t{batch.kv.indptr[b]} - memory.tables[b].start_page;
+    check_page_ids(batch.kv, base + e.page_begin, base + e.page_end, "kv_indices");
+  }
+}
+
+void check_level_ids(const Batch& batch) {
+  for (std::size_t l = 0; l < batch.levels.size(); ++l) {
+    const PageTable& kv = batch.levels[l].kv;
+    check_page_ids(kv, 0, kv.indptr.back(), "levels[" + std::to_string(l) + "].kv_indices");
+  }
+}
+
+}  // namespace
+
+void Planner::Scratch::make_tables(PlanData& plan, const Batch& batch) {
+  PlanData::Memory& memory = *plan.memory;
+  if (batch.levels.empty()) {
+    plan.page_size = {batch.kv.page_size};
+    plan.num_pages = {batch.kv.num_pages};
+    memory.num_requests = static_cast<std::int32_t>(batch.qo_indptr.size()) - 1;
+    memory.qo_indptr.assign(batch.qo_indptr.begin(), batch.qo_indptr.end());
+    memory.null_page = batch.kv.null_page;
+    const std::int32_t total = read_tables(batch, memory.tables);
+    make_rows_and_entries(plan.options, batch.kv.page_size, memory, plan.rows);
+    check_visible_ids(batch, memory);
+    copy_page_ids(batch, memory.tables, total, plan.page_ids);
+  } else {
+    for (const Level& level : batch.levels) {
+      plan.page_size.push_back(level.kv.page_size);
+      plan.num_pages.push_back(level.kv.num_pages);
+    }
+    check_level_ids(batch);
+    read_levels(batch, plan.options, plan);
+  }
+}
+
+void Planner::Scratch::find_forest(PlanData& plan) {
+  PlanData::Memory& memory = *plan.memory;
+  memory.scanned = effective_policy(plan.options) != Policy::flat || memory.forest.levels;
+  if (memory.forest.levels) return;
+  if (!memory.scanned) {
+    memory.forest = {};
+    return;
+  }
+  forest.build(memory.entries, plan.page_ids, memory.null_page, plan.page_size[0], plan.options, memory.forest);
+  finish_forest(memory.entries, plan.page_size[0], plan.options, memory.forest);
+}
+
+void Planner::Scratch::decide(PlanData& plan) {
+  PlanData::Memory& memory = *plan.memory;
+  const Forest& f = memory.forest;
+  const CostModel cost(plan.shape, plan.options, model);
+  plan.num_workers = cost.num_workers();
+  Cutter cutter(cost, plan.options, plan.page_size[0]);
+
+  Cutter::make_flat_pieces(f, memory.entries, flat_pieces);
+  closed.assign(f.nodes.size(), 0);
+  const std::int64_t flat_saved = memory.scanned ? cutter.cached_rereads_ps(f, closed) : 0;
+  const Estimate flat = scheduler.estimate(cost, plan, flat_pieces, flat_saved);
+  plan.stats.predicted_flat_ps = flat.predicted_ps;
+  plan.stats.kv_bytes_flat = flat.kv_bytes;
+
+  // Candidates other than flat, in order; a later one must be better than all before.
+  std::array<Policy, 3> candidates{};
+  std::size_t num_candidates = 0;
+  const Policy policy = effective_policy(plan.options);
+  if (policy == Policy::automatic) {
+    candidates = {Policy::automatic, Policy::two_level, Policy::forest};
+    num_candidates = 3;
+  } else if (policy != Policy::flat) {
+    candidates[num_candidates++] = policy;
+  }
+  memory.chosen = Policy::flat;
+  memory.pieces = flat_pieces;
+  Estimate best = flat;
+  best_closed.assign(f.nodes.size(), 0);
+  for (std::size_t i = 0; i < num_candidates; ++i) {
+    switch (candidates[i]) {
+      case Policy::automatic: cutter.close_cheapest(f, closed); break;
+      case Policy::two_level: cutter.close_best(f, closed); break;
+      case Policy::vllm: cutter.close_vllm(f, plan, closed); break;
+      case Policy::forest: cutter.close_all(f, closed); break;
+      case Policy::flat: break;
+    }
+    if (closed == best_closed || std::ranges::find(closed, 1) == closed.end()) continue;
+    Cutter::make_pieces(f, memory.entries, closed, pieces);
+    const Estimate estimate = scheduler.estimate(cost, plan, pieces, cutter.cached_rereads_ps(f, closed));
+    // A forced policy is taken as it is; the cost model must see a gain, and over flat one of 2 %.
+    const std::int64_t bar = memory.chosen == Policy::flat ? best.predicted_ps - best.predicted_ps / 50 : best.predicted_ps;
+    if (policy == Policy::automatic && estimate.predicted_ps >= bar) continue;
+    best = estimate;
+    best_closed = closed;
+    memory.pieces.swap(pieces);
+    memory.chosen = candidates[i];
+  }
+  plan.stats.predicted_ps = best.predicted_ps;
+  scheduler.estimate(cost, plan, memory.pieces, 0);
+  scheduler.emit(cost, memory.pieces, plan);
+
+  plan.spans.clear();
+  for (const Piece& piece : memory.pieces) {
+    if (piece.num_members < 2) continue;
+    const std::int32_t page_size = plan.page_size[static_cast<std::size_t>(piece.view)];
+    plan.spans.push_back({piece.tok_begin, piece.tok_end - piece.tok_begin,
+                          (piece.tok_end - piece.origin + page_size - 1) / page_size - (piece.tok_begin - piece.origin) / page_size,
+                          piece.num_members, piece.depth});
+  }
+  set_workspace(plan);
+  set_stats(cost, plan);
+}
+
+Planner::Planner(DeviceModel model) : scratch_(std::make_unique<Scratch>()) {
+  check_model(model);
+  scratch_->model = model;
+}
+Planner::~Planner() = default;
+Planner::Planner(Planner&&) noexcept = default;
+Planner& Planner::operator=(Planner&&) noexcept = default;
+
+const DeviceModel& Planner::model() const noexcept {
+  return scratch_->model;
+}
+
+Plan Planner::plan(const AttentionShape& shape, const Batch& batch, const PlanOptions& options) {
+  check_shape(shape);
+  check_options(options);
+  check_batch(batch, options);
+  Plan plan;
+  PlanData& data = plan.data();
+  data.shape = shape;
+  data.options = options;
+  scratch_->make_tables(data, batch);
+  scratch_->find_forest(data);
+  scratch_->decide(data);
+  return plan;
+}
+
+void Planner::update(Plan& old, const Batch& batch, const Changes* /*changes*/) {
+  old = plan(old.data().shape, batch, old.data().options);
+}
+
+Plan::Plan() : data_(std::make_unique<PlanData>()) {}
+Plan::~Plan() = default;
+Plan::Plan(Plan&&) noexcept = default;
+Plan& Plan::operator=(Plan&&) noexcept = default;
+
+std::size_t Plan::workspace_size() const noexcept {
+  return data_->workspace_bytes;
+}
+
+const PlanStats& Plan::stats() const noexcept {
+  return data_->stats;
+}
+
+}  // namespace headwater
