@@ -5,8 +5,8 @@
 //   engine.submit({.prompt = model->tokenizer().encode("..."), .max_tokens = 64});
 //   while (engine.has_work()) for (const Event& event : engine.step()) ...;
 //
-// A step is: scheduler (which rows) -> runner (KV slots, embedding) -> plan (once) -> per layer: append KV, attention ->
-// logits -> sampler. Several engines may use one model, one at a time; the engine is not thread safe.
+// A step is: scheduler (which rows) -> runner (KV slots, embedding) -> plan (once) -> per layer: append KV, attention
+// -> logits -> sampler. Several engines may use one model, one at a time; the engine is not thread safe.
 #pragma once
 
 #include <cstdint>
@@ -45,26 +45,26 @@ struct ModelOptions {
 [[nodiscard]] std::shared_ptr<const Model> load_model(const std::string& path, const ModelOptions& options);
 
 struct EngineOptions {
-  DType kv_dtype = DType::bf16;     ///< bf16, f16 or f32
-  int page_size = 16;               ///< tokens per KV page
+  DType kv_dtype = DType::bf16;       ///< bf16, f16 or f32
+  int page_size = 16;                 ///< tokens per KV page
   std::int64_t kv_bytes = 256 << 20;  ///< size of the KV pool; memory is touched as pages are first used
-  std::int64_t num_pages = 0;       ///< overrides kv_bytes; 0: as many as fit
-  int max_step_tokens = 512;        ///< token budget of a step: decode rows first, then prompt chunks
-  int max_batch = 256;              ///< samples in progress at once; others queue
-  bool prefix_cache = true;         ///< adopt pages of prompts seen before
-  PlanOptions plan;                 ///< policy, cascade switch, batch_invariant; mask fields are the model's
+  std::int64_t num_pages = 0;         ///< overrides kv_bytes; 0: as many as fit
+  int max_step_tokens = 512;          ///< token budget of a step: decode rows first, then prompt chunks
+  int max_batch = 256;                ///< samples in progress at once; others queue
+  bool prefix_cache = true;           ///< adopt pages of prompts seen before
+  PlanOptions plan;                   ///< policy, cascade switch, batch_invariant; mask fields are the model's
   DeviceModel device = DeviceModel::default_cpu();
-  std::optional<Isa> isa;           ///< force an attention kernel; default: the best
+  std::optional<Isa> isa;  ///< force an attention kernel; default: the best
 };
 
 /// What a step did. Bytes of K and V are summed over all layers.
 struct StepStats {
-  std::int64_t step = 0;         ///< 1, 2, ...
-  int decode_rows = 0;           ///< rows that continue a sample
-  int prefill_rows = 0;          ///< prompt tokens computed
-  int num_requests = 0;          ///< page tables in the plan
-  int preempted = 0;             ///< samples sent back to the queue for want of pages
-  PlanStats plan;                ///< of one layer
+  std::int64_t step = 0;  ///< 1, 2, ...
+  int decode_rows = 0;    ///< rows that continue a sample
+  int prefill_rows = 0;   ///< prompt tokens computed
+  int num_requests = 0;   ///< page tables in the plan
+  int preempted = 0;      ///< samples sent back to the queue for want of pages
+  PlanStats plan;         ///< of one layer
   Path path = Path::flat;
   Isa isa = Isa::scalar;
   std::int64_t kv_bytes_read = 0;    ///< read by the executed work items
@@ -94,7 +94,7 @@ struct EngineStats {
 
 /// How far the waiting and running prompts are, for a progress bar.
 struct Progress {
-  std::int64_t prompt_tokens_done = 0;   ///< computed or adopted, of requests not yet finished
+  std::int64_t prompt_tokens_done = 0;  ///< computed or adopted, of requests not yet finished
   std::int64_t prompt_tokens_total = 0;
   int samples_running = 0;
   int samples_waiting = 0;
@@ -146,6 +146,7 @@ struct RunHooks {
 
 /// Submits all requests and steps until nothing is left. Completions in the order of requests, then samples. A request
 /// that submit refuses becomes a completion with FinishReason::error; the others run.
-std::vector<Completion> run_to_completion(Engine& engine, std::span<const Request> requests, const RunHooks& hooks = {});
+std::vector<Completion> run_to_completion(Engine& engine, std::span<const Request> requests,
+                                          const RunHooks& hooks = {});
 
 }  // namespace headwater::engine

@@ -9,8 +9,8 @@
 
 namespace headwater::engine {
 
-/// How the next token is chosen. The choice is a pure function of (logits, seed, sample index, position), so it does not
-/// depend on what else is in the batch.
+/// How the next token is chosen. The choice is a pure function of (logits, seed, sample index, position), so it does
+/// not depend on what else is in the batch.
 struct SamplingParams {
   float temperature = 0.0F;  ///< 0: greedy, the most likely token (the lowest id on a tie)
   int top_k = 0;             ///< keep the k most likely tokens; 0: all
@@ -23,11 +23,11 @@ struct Request {
   std::vector<std::int32_t> prompt;  ///< at least one token
   SamplingParams sampling;
   int num_samples = 1;
-  int max_tokens = 128;                      ///< per sample, >= 1
-  std::vector<std::string> stop;             ///< a sample ends before the first of these; not part of its text
-  std::vector<std::int32_t> stop_tokens;     ///< ends a sample; besides the model's own end-of-sequence token
-  bool ignore_eos = false;                   ///< go on after the model's end-of-sequence token
-  std::uint64_t salt = 0;                    ///< requests with different salts never share cached pages
+  int max_tokens = 128;                   ///< per sample, >= 1
+  std::vector<std::string> stop;          ///< a sample ends before the first of these; not part of its text
+  std::vector<std::int32_t> stop_tokens;  ///< ends a sample; besides the model's own end-of-sequence token
+  bool ignore_eos = false;                ///< go on after the model's end-of-sequence token
+  std::uint64_t salt = 0;                 ///< requests with different salts never share cached pages
 };
 
 using RequestId = std::int64_t;

@@ -1,0 +1,453 @@
+// See engine.h. The facade keeps what a request asks for and what its samples have said; pages and rows belong to the
+// scheduler, numbers to the runner. step() is the pipeline in one place.
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <utility>
+
+#include "engine/model.h"
+#include "engine/omp_executor.h"
+#include "engine/runner.h"
+#include "engine/sampler.h"
+#include "engine/scheduler.h"
+#include "engine/step_planner.h"
+#include "engine/stop_strings.h"
+#include "headwater/error.h"
+
+namespace headwater::engine {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+[[noreturn]] void refuse(const std::string& field, const std::string& got, const std::string& expected) {
+  throw Error(ErrorCode::invalid_argument, field + " = " + got + ", expected " + expected);
+}
+
+void check_at_least(const char* field, std::int64_t value, std::int64_t least) {
+  if (value < least) refuse(field, std::to_string(value), "at least " + std::to_string(least));
+}
+
+/// Options with everything that has a default filled in.
+EngineOptions checked(EngineOptions options, const Model& model) {
+  check_at_least("page_size", options.page_size, 1);
+  check_at_least("max_step_tokens", options.max_step_tokens, 1);
+  check_at_least("max_batch", options.max_batch, 1);
+  check_at_least("num_pages", options.num_pages, 0);
+  if (options.kv_dtype == DType::f8e4m3) refuse("kv_dtype", "f8e4m3", "f32, f16 or bf16");
+  const PlanOptions& plan = options.plan;
+  if (!plan.causal || plan.window_left >= 0 || plan.local_chunk != 0 || plan.num_sink_tokens != 0 || plan.alibi ||
+      plan.sinks || plan.logits_soft_cap != 0.0F || plan.sm_scale != 0.0F) {
+    refuse("plan", "a mask or score option", "the defaults: the model decides what a row sees");
+  }
+  if (options.plan.num_workers == 0) options.plan.num_workers = model.num_threads();
+  return options;
+}
+
+KvLayout layout_of(const Model& model, const EngineOptions& options) {
+  const ModelConfig& config = model.config();
+  return {config.num_layers, config.num_kv_heads, config.head_dim, options.page_size, options.kv_dtype};
+}
+
+std::int32_t page_count(const Model& model, const EngineOptions& options) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 24;
+  const std::int64_t page_bytes = layout_of(model, options).page_bytes();
+  const std::int64_t pages = options.num_pages > 0 ? options.num_pages : options.kv_bytes / page_bytes;
+  if (pages < 1 || pages > kMost) {
+    refuse("kv_bytes", std::to_string(options.kv_bytes),
+           "room for 1.." + std::to_string(kMost) + " pages of " + std::to_string(page_bytes) + " bytes");
+  }
+  return static_cast<std::int32_t>(pages);
+}
+
+}  // namespace
+
+std::string_view name_of(FinishReason reason) noexcept {
+  switch (reason) {
+    case FinishReason::stop:
+      return "stop";
+    case FinishReason::length:
+      return "length";
+    case FinishReason::cancelled:
+      return "cancelled";
+    case FinishReason::error:
+      return "error";
+  }
+  return "?";
+}
+
+struct Engine::Impl {
+  /// A sample's text so far. Exists until the sample has finished.
+  struct Output {
+    TextStream text;
+    int num_generated = 0;
+  };
+  struct Job {
+    Request request;  // without its prompt
+    std::map<int, Output> outputs;
+  };
+
+  Impl(std::shared_ptr<const Model> model_in, const EngineOptions& options_in)
+      : model(std::move(model_in)),
+        options(checked(options_in, *model)),
+        num_pages(page_count(*model, options)),
+        scheduler({num_pages, options.page_size, options.max_step_tokens, options.max_batch, options.prefix_cache}),
+        runner(*model, layout_of(*model, options), num_pages, options.plan.batch_invariant, options.isa),
+        planner(runner.attention_shape(), options.plan, options.device, options.page_size, num_pages) {}
+
+  RequestId submit(Request request);
+  bool cancel(RequestId id);
+  void step(std::vector<Event>& events);
+  void compute();
+  void sample(int first, int count, const float* logits);
+  void accept(Sample& sample, std::int32_t token, std::vector<Event>& events);
+  void finish(RequestId id, int index, Event event, std::vector<Event>& events);
+  void fail(std::unique_ptr<Sample> sample, const std::string& error, std::vector<Event>& events);
+  void fail_batch(const std::string& error, std::vector<Event>& events);
+  void record(double step_seconds);
+
+  std::shared_ptr<const Model> model;
+  EngineOptions options;
+  std::int32_t num_pages;
+  Scheduler scheduler;
+  Runner runner;
+  StepPlanner planner;
+
+  RequestId next_id = 1;
+  std::map<RequestId, Job> jobs;
+  std::vector<Event> pending;  // of cancelled requests, for the next step
+  StepBatch batch;
+  std::vector<std::int32_t> logit_rows;           // of the batch
+  std::vector<ScheduledSample> wanting;           // the sample of each logit row
+  std::vector<std::vector<std::int32_t>> chosen;  // [wanting]: a token for the sample and for each of its forks
+  std::vector<SamplerScratch> scratch;            // [workers]
+  StepStats last;
+  EngineStats sums;
+};
+
+RequestId Engine::Impl::submit(Request request) {
+  const ModelConfig& config = model->config();
+  if (request.prompt.empty()) refuse("prompt", "no tokens", "at least one");
+  if (request.prompt.size() >= static_cast<std::size_t>(config.context)) {
+    refuse("prompt", std::to_string(request.prompt.size()) + " tokens",
+           "fewer than the model's context of " + std::to_string(config.context));
+  }
+  for (std::size_t i = 0; i < request.prompt.size(); ++i) {
+    if (request.prompt[i] < 0 || request.prompt[i] >= config.vocab) {
+      refuse("prompt[" + std::to_string(i) + "]", std::to_string(request.prompt[i]),
+             "a token id in [0, " + std::to_string(config.vocab) + ")");
+    }
+  }
+  check_at_least("num_samples", request.num_samples, 1);
+  check_at_least("max_tokens", request.max_tokens, 1);
+  check_sampling(request.sampling);
+  const auto prompt_len = static_cast<std::int64_t>(request.prompt.size());
+  const std::int64_t pages = (prompt_len + options.page_size - 1) / options.page_size;
+  if (pages > num_pages) {
+    throw Error(ErrorCode::out_of_pages, "prompt of " + std::to_string(prompt_len) + " tokens needs " +
+                                             std::to_string(pages) + " pages, the pool has " +
+                                             std::to_string(num_pages));
+  }
+
+  Job job;
+  const StopStrings stops(request.stop);
+  for (int index = 0; index < request.num_samples; ++index) {
+    job.outputs.emplace(index, Output{TextStream(model->tokenizer(), stops), 0});
+  }
+  auto sample = std::make_unique<Sample>();
+  sample->request = next_id;
+  sample->tokens = std::move(request.prompt);
+  sample->prompt_len = prompt_len;
+  sample->salt = request.salt;
+  sample->num_forks = request.num_samples - 1;
+  job.request = std::move(request);
+  jobs.emplace(next_id, std::move(job));
+  scheduler.add(std::move(sample));
+  sums.prompt_tokens += prompt_len;
+  return next_id++;
+}
+
+bool Engine::Impl::cancel(RequestId id) {
+  const auto job = jobs.find(id);
+  if (job == jobs.end()) return false;
+  std::vector<Sample*> live;
+  for (const auto& sample : scheduler.running()) {
+    if (sample->request == id) live.push_back(sample.get());
+  }
+  for (const auto& sample : scheduler.waiting()) {
+    if (sample->request == id) live.push_back(sample.get());
+  }
+  for (Sample* sample : live) (void)scheduler.remove(*sample);
+  while (jobs.contains(id)) {
+    Event event;
+    event.finish = FinishReason::cancelled;
+    finish(id, job->second.outputs.begin()->first, std::move(event), pending);
+  }
+  return true;
+}
+
+/// scheduler -> runner -> plan -> per layer: append KV, attention -> logits -> sampler.
+void Engine::Impl::step(std::vector<Event>& events) {
+  const auto begin = Clock::now();
+  events.swap(pending);
+  pending.clear();
+  scheduler.schedule(batch);
+  for (FailedSample& failed : batch.failed) fail(std::move(failed.sample), failed.error, events);
+  last = {};
+  last.step = sums.steps + 1;
+  if (!batch.samples.empty()) {
+    try {
+      compute();
+    } catch (const std::exception& error) {
+      fail_batch(error.what(), events);
+      return;
+    }
+    scheduler.mark_computed(batch);
+    for (std::size_t i = 0; i < wanting.size(); ++i) {
+      Sample& sample = *wanting[i].sample;
+      const std::vector<std::int32_t>& tokens = chosen[i];
+      std::vector<Sample*> family{&sample};
+      for (int fork = 1; fork <= sample.num_forks; ++fork) family.push_back(&scheduler.fork(sample, fork));
+      sample.num_forks = 0;
+      for (std::size_t j = 0; j < family.size(); ++j) accept(*family[j], tokens[j], events);
+    }
+  }
+  record(seconds_since(begin));
+}
+
+/// Plan, forward pass, and a token for every sample that wants one.
+void Engine::Impl::compute() {
+  const auto begin = Clock::now();
+  const Plan& plan = planner.plan(batch);
+  last.plan_seconds = seconds_since(begin);
+  logit_rows.clear();
+  wanting.clear();
+  for (std::size_t i = 0; i < batch.samples.size(); ++i) {
+    if (!batch.samples[i].wants_token) continue;
+    logit_rows.push_back(batch.qo_indptr[i + 1] - 1);
+    wanting.push_back(batch.samples[i]);
+  }
+  chosen.assign(wanting.size(), {});
+  runner.forward(plan, {batch.tokens, batch.positions, batch.token_slots, batch.copies, logit_rows});
+  runner.logits([this](int first, int count, const float* logits) { sample(first, count, logits); });
+}
+
+void Engine::Impl::sample(int first, int count, const float* logits) {
+  const auto vocab = static_cast<std::size_t>(model->config().vocab);
+  Executor& executor = model->executor();
+  scratch.resize(static_cast<std::size_t>(executor.num_workers()));
+  const auto choose = [&](int worker, int workers) {
+    for (int i = worker; i < count; i += workers) {
+      const auto row = static_cast<std::size_t>(first + i);
+      const Sample& sample = *wanting[row].sample;
+      const SamplingParams& params = jobs.at(sample.request).request.sampling;
+      const std::span<const float> values(logits + static_cast<std::size_t>(i) * vocab, vocab);
+      for (int index = sample.index; index <= sample.index + sample.num_forks; ++index) {
+        chosen[row].push_back(sample_token(values, params, index, static_cast<std::int64_t>(sample.tokens.size()),
+                                           scratch[static_cast<std::size_t>(worker)]));
+      }
+    }
+  };
+  if (count == 1) return choose(0, 1);
+  struct Context {
+    const decltype(choose)* fn;
+    int workers;
+  } context{&choose, executor.num_workers()};
+  executor.parallel(
+      [](void* opaque, int worker) noexcept {
+        const auto& c = *static_cast<const Context*>(opaque);
+        (*c.fn)(worker, c.workers);
+      },
+      &context);
+}
+
+void Engine::Impl::accept(Sample& sample, std::int32_t token, std::vector<Event>& events) {
+  if (token < 0) {
+    fail(scheduler.remove(sample), "logits at position " + std::to_string(sample.tokens.size()) + " are not finite",
+         events);
+    return;
+  }
+  const Request& request = jobs.at(sample.request).request;
+  Output& output = jobs.at(sample.request).outputs.at(sample.index);
+  sample.tokens.push_back(token);
+  ++output.num_generated;
+  ++sums.generated_tokens;
+  Event event{sample.request, sample.index, token, output.text.push(token), {}, {}};
+  const bool ends = !request.ignore_eos && model->tokenizer().ends_generation(token);
+  const bool stops =
+      std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) != request.stop_tokens.end();
+  if (ends || stops || output.text.stopped()) {
+    event.finish = FinishReason::stop;
+  } else if (output.num_generated >= request.max_tokens ||
+             sample.tokens.size() >= static_cast<std::size_t>(model->config().context)) {
+    event.finish = FinishReason::length;
+  }
+  if (!event.finish) {
+    events.push_back(std::move(event));
+    return;
+  }
+  const std::unique_ptr<Sample> done = scheduler.remove(sample);
+  finish(done->request, done->index, std::move(event), events);
+}
+
+/// Last event of a sample: adds the text held back, and forgets the sample.
+void Engine::Impl::finish(RequestId id, int index, Event event, std::vector<Event>& events) {
+  const auto job = jobs.find(id);
+  const auto output = job->second.outputs.find(index);
+  event.request = id;
+  event.sample = index;
+  event.text += output->second.text.finish();
+  job->second.outputs.erase(output);
+  if (job->second.outputs.empty()) jobs.erase(job);
+  events.push_back(std::move(event));
+}
+
+/// Ends a sample, and those that would have been forked from it, with an error.
+void Engine::Impl::fail(std::unique_ptr<Sample> sample, const std::string& error, std::vector<Event>& events) {
+  for (int index = sample->index; index <= sample->index + sample->num_forks; ++index) {
+    Event event;
+    event.finish = FinishReason::error;
+    event.error = error;
+    finish(sample->request, index, std::move(event), events);
+  }
+}
+
+void Engine::Impl::fail_batch(const std::string& error, std::vector<Event>& events) {
+  for (const ScheduledSample& scheduled : batch.samples) fail(scheduler.remove(*scheduled.sample), error, events);
+}
+
+void Engine::Impl::record(double step_seconds) {
+  const std::int64_t layers = model->config().num_layers;
+  last.decode_rows = batch.decode_rows;
+  last.prefill_rows = batch.prefill_rows;
+  last.num_requests = static_cast<int>(batch.samples.size());
+  last.preempted = batch.num_preempted;
+  last.step_seconds = step_seconds;
+  ++sums.steps;
+  sums.preemptions += batch.num_preempted;
+  sums.cached_prompt_tokens = scheduler.cached_prompt_tokens();
+  sums.step_seconds += step_seconds;
+  if (batch.samples.empty()) return;
+  const ForwardStats& forward = runner.stats();
+  last.plan = planner.last().stats();
+  last.path = forward.path;
+  last.isa = forward.isa;
+  last.kv_bytes_read = forward.kv_bytes_read;
+  last.kv_bytes_flat = last.plan.kv_bytes_flat * layers;
+  last.kv_bytes_unique = last.plan.kv_bytes_unique * layers;
+  last.attention_seconds = forward.attention_seconds;
+  last.product_seconds = forward.product_seconds;
+  sums.cascade_steps += forward.path == Path::cascade ? 1 : 0;
+  sums.computed_tokens += batch.prefill_rows;
+  sums.kv_bytes_read += last.kv_bytes_read;
+  sums.kv_bytes_flat += last.kv_bytes_flat;
+  sums.kv_bytes_unique += last.kv_bytes_unique;
+  sums.attention_seconds += last.attention_seconds;
+}
+
+Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(model), options)) {}
+
+Engine::~Engine() = default;
+
+RequestId Engine::submit(Request request) {
+  return impl_->submit(std::move(request));
+}
+bool Engine::cancel(RequestId request) {
+  return impl_->cancel(request);
+}
+
+void Engine::cancel_all() {
+  while (!impl_->jobs.empty()) impl_->cancel(impl_->jobs.begin()->first);
+}
+
+bool Engine::has_work() const noexcept {
+  return !impl_->jobs.empty() || !impl_->pending.empty();
+}
+
+std::vector<Event> Engine::step() {
+  std::vector<Event> events;
+  impl_->step(events);
+  return events;
+}
+
+const Plan& Engine::last_plan() const noexcept {
+  return impl_->planner.last();
+}
+const StepStats& Engine::last_step() const noexcept {
+  return impl_->last;
+}
+const EngineStats& Engine::stats() const noexcept {
+  return impl_->sums;
+}
+const PrefixCacheStats& Engine::prefix_cache_stats() const noexcept {
+  return impl_->scheduler.cache().stats();
+}
+const Model& Engine::model() const noexcept {
+  return *impl_->model;
+}
+const EngineOptions& Engine::options() const noexcept {
+  return impl_->options;
+}
+std::int64_t Engine::num_pages() const noexcept {
+  return impl_->num_pages;
+}
+std::int64_t Engine::num_free_pages() const noexcept {
+  return impl_->scheduler.pool().num_free();
+}
+void Engine::audit() const {
+  impl_->scheduler.audit();
+}
+
+Progress Engine::progress() const noexcept {
+  Progress progress;
+  const auto add = [&](const Sample& sample) {
+    progress.prompt_tokens_total += sample.prompt_len;
+    progress.prompt_tokens_done += std::min(sample.computed, sample.prompt_len);
+  };
+  for (const auto& sample : impl_->scheduler.running()) add(*sample);
+  for (const auto& sample : impl_->scheduler.waiting()) add(*sample);
+  progress.samples_running = static_cast<int>(impl_->scheduler.running().size());
+  progress.samples_waiting = static_cast<int>(impl_->scheduler.waiting().size());
+  return progress;
+}
+
+std::vector<Completion> run_to_completion(Engine& engine, std::span<const Request> requests, const RunHooks& hooks) {
+  std::vector<Completion> completions;
+  std::map<RequestId, std::size_t> first_of;  // completion of sample 0
+  for (const Request& request : requests) {
+    const std::size_t first = completions.size();
+    try {
+      const RequestId id = engine.submit(request);
+      first_of.emplace(id, first);
+      for (int index = 0; index < request.num_samples; ++index) {
+        completions.push_back({id, index, {}, {}, FinishReason::cancelled, {}});
+      }
+    } catch (const Error& error) {
+      completions.push_back({0, 0, {}, {}, FinishReason::error, error.what()});
+    }
+  }
+  while (engine.has_work()) {
+    if (hooks.cancelled && hooks.cancelled()) engine.cancel_all();
+    for (const Event& event : engine.step()) {
+      const auto known = first_of.find(event.request);
+      if (known != first_of.end()) {
+        Completion& completion = completions[known->second + static_cast<std::size_t>(event.sample)];
+        if (event.token >= 0) completion.tokens.push_back(event.token);
+        completion.text += event.text;
+        if (event.finish) completion.finish = *event.finish;
+        completion.error += event.error;
+      }
+      if (hooks.on_event) hooks.on_event(event);
+    }
+    if (hooks.on_step) hooks.on_step(engine);
+  }
+  return completions;
+}
+
+}  // namespace headwater::engine

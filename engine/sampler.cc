@@ -1,0 +1,116 @@
+// See sampler.h. Probabilities are summed in double precision, in an order that only the logits decide.
+#include "engine/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+
+#include "headwater/error.h"
+
+namespace headwater::engine {
+namespace {
+
+/// Mixes all bits (the finaliser of splitmix64).
+std::uint64_t mix(std::uint64_t x) noexcept {
+  x += 0x9E3779B97F4A7C15ULL;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
+  return x ^ (x >> 31);
+}
+
+/// Index of the largest logit, the lowest on a tie; -1 when one is NaN or none is finite.
+std::int32_t most_likely(std::span<const float> logits) noexcept {
+  std::int32_t best = -1;
+  float best_logit = -INFINITY;
+  bool valid = true;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    valid = valid && !std::isnan(logits[i]);
+    if (logits[i] > best_logit) {
+      best_logit = logits[i];
+      best = static_cast<std::int32_t>(i);
+    }
+  }
+  return valid && std::isfinite(best_logit) ? best : -1;
+}
+
+}  // namespace
+
+void check_sampling(const SamplingParams& params) {
+  const auto refuse = [](const char* field, const std::string& got, const char* expected) {
+    throw Error(ErrorCode::invalid_argument, std::string("sampling.") + field + " = " + got + ", expected " + expected);
+  };
+  if (!(params.temperature >= 0.0F) || !std::isfinite(params.temperature)) {
+    refuse("temperature", std::to_string(params.temperature), "a finite number of at least 0");
+  }
+  if (params.top_k < 0) refuse("top_k", std::to_string(params.top_k), "at least 0");
+  if (!(params.top_p > 0.0F) || !(params.top_p <= 1.0F)) {
+    refuse("top_p", std::to_string(params.top_p), "more than 0 and at most 1");
+  }
+}
+
+double uniform_at(std::uint64_t seed, std::int64_t sample, std::int64_t position) noexcept {
+  const std::uint64_t hash =
+      mix(mix(mix(seed) ^ static_cast<std::uint64_t>(sample)) ^ static_cast<std::uint64_t>(position));
+  return static_cast<double>(hash >> 11) * 0x1.0p-53;
+}
+
+std::int32_t sample_token(std::span<const float> logits, const SamplingParams& params, std::int64_t sample,
+                          std::int64_t position, SamplerScratch& scratch) {
+  const std::int32_t best = most_likely(logits);
+  if (best < 0 || params.temperature == 0.0F || params.top_k == 1) return best;
+  const double top = logits[static_cast<std::size_t>(best)];
+  const double inverse_temperature = 1.0 / static_cast<double>(params.temperature);
+  const auto weight = [&](std::int32_t token) {
+    return std::exp((static_cast<double>(logits[static_cast<std::size_t>(token)]) - top) * inverse_temperature);
+  };
+  const auto more_likely = [&](std::int32_t a, std::int32_t b) {
+    const float la = logits[static_cast<std::size_t>(a)];
+    const float lb = logits[static_cast<std::size_t>(b)];
+    return la != lb ? la > lb : a < b;
+  };
+
+  std::vector<std::int32_t>& candidates = scratch.candidates;
+  candidates.resize(logits.size());
+  std::iota(candidates.begin(), candidates.end(), 0);
+  const bool nucleus = params.top_p < 1.0F;
+  if (params.top_k > 0 && static_cast<std::size_t>(params.top_k) < candidates.size()) {
+    std::nth_element(candidates.begin(), candidates.begin() + params.top_k, candidates.end(), more_likely);
+    candidates.resize(static_cast<std::size_t>(params.top_k));
+    std::sort(candidates.begin(), candidates.end(), more_likely);
+  }
+  std::vector<double>& weights = scratch.weights;
+  weights.resize(candidates.size());
+  double total = 0.0;
+  for (std::size_t i = 0; i < candidates.size(); ++i) total += weights[i] = weight(candidates[i]);
+
+  std::size_t kept = candidates.size();
+  if (nucleus) {
+    // Sort only as many of the likeliest as the nucleus needs.
+    const double wanted = static_cast<double>(params.top_p) * total;
+    double sum = 0.0;
+    std::size_t sorted = 0;
+    for (kept = 0; kept < candidates.size() && sum < wanted; ++kept) {
+      if (kept == sorted) {
+        sorted = std::min(candidates.size(), std::max<std::size_t>(64, 8 * sorted));
+        std::partial_sort(candidates.begin() + static_cast<std::ptrdiff_t>(kept),
+                          candidates.begin() + static_cast<std::ptrdiff_t>(sorted), candidates.end(), more_likely);
+      }
+      weights[kept] = weight(candidates[kept]);
+      sum += weights[kept];
+    }
+    total = sum;
+  }
+  double left = uniform_at(params.seed, sample, position) * total;
+  for (std::size_t i = 0; i < kept; ++i) {
+    left -= weights[i];
+    if (left < 0.0) return candidates[i];
+  }
+  // Rounding left a crumb: the last token with any weight.
+  for (std::size_t i = kept; i-- > 0;) {
+    if (weights[i] > 0.0) return candidates[i];
+  }
+  return best;
+}
+
+}  // namespace headwater::engine
