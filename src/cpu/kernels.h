@@ -59,7 +59,7 @@ struct Kernels {
   /// Scratch that `attend` needs for a tile of `max_rows` query rows.
   std::size_t (*scratch_bytes)(const AttendParams& p, int max_rows) noexcept;
   /// Merges `count` states (partial slots in order) of query row `row`, all heads, adds the learned sink, writes out and lse.
-  /// In batch-invariant mode a left fold (state.h); count = 0 is a row without keys.
+  /// In batch-invariant mode a left fold (state.h). count >= 1; the scalar level also takes 0, a row without keys.
   void (*merge_row)(const AttendParams& p, std::int32_t row, const std::int32_t* slots, int count) noexcept;
 };
 

@@ -2,8 +2,7 @@
 //
 // Phase 1 takes work items from a queue (an atomic index; items are sorted longest first) until none is left. Phase 2 merges
 // the rows that have several states and writes the rows that have no key. Which worker takes an item changes no bits.
-// Workspace: partial_o fp32 [num_partials, Hq, Dvo] | partial_lse fp32 [num_partials, Hq] | pad to 64 bytes |
-// scratch memory of each worker.
+// Partial states and the workers' scratch memory lie in the caller's workspace (layout: plan_data.h).
 #include "cpu/run.h"
 
 #include <algorithm>
@@ -21,8 +20,6 @@ constexpr std::int64_t kSerialPs = 50'000'000;
 /// Elements of partial states below which the caller merges alone (about 10 us).
 constexpr std::int64_t kSerialMergeElements = 32 * 1024;
 constexpr std::size_t kCacheLine = 64;
-
-constexpr std::size_t align_up(std::size_t n, std::size_t to) noexcept { return (n + to - 1) / to * to; }
 
 std::int64_t num_rows(const detail::PlanData& plan) noexcept { return static_cast<std::int64_t>(plan.rows.size()); }
 
@@ -89,19 +86,14 @@ void check_workspace(const detail::PlanData& plan, const Workspace& workspace) {
   }
 }
 
-/// What the items need together.
-struct Demand {
+/// Whether the items' predicted time is too short to be worth waking workers for.
+bool is_short(const detail::PlanData& plan) noexcept {
   std::int64_t work_ps = 0;
-  int max_rows = 0;
-};
-
-Demand demand_of(const detail::PlanData& plan) noexcept {
-  Demand demand;
   for (const detail::WorkItem& item : plan.items) {
-    demand.work_ps += item.cost_ps;
-    demand.max_rows = std::max(demand.max_rows, static_cast<int>(item.num_rows));
+    work_ps += item.cost_ps;
+    if (work_ps >= kSerialPs) return false;
   }
-  return demand;
+  return true;
 }
 
 /// State of one run, shared by its workers.
@@ -109,9 +101,8 @@ struct Run {
   const detail::PlanData& plan;
   const Kernels& kernels;
   const AttendParams& params;
-  std::byte* scratch;
-  std::size_t scratch_bytes;  ///< of one worker
   int num_workers;
+  std::byte* scratch;
   alignas(kCacheLine) std::atomic<std::int64_t> next_item{0};
   alignas(kCacheLine) std::atomic<std::int64_t> next_row{0};
   alignas(kCacheLine) std::atomic<std::int64_t> items{0};
@@ -119,7 +110,8 @@ struct Run {
 
   void attend(int worker) noexcept {
     if (worker >= num_workers) return;
-    const Scratch mine{scratch + static_cast<std::size_t>(worker) * scratch_bytes, scratch_bytes};
+    const std::size_t bytes_each = plan.scratch_bytes_per_worker;
+    const Scratch mine{scratch + static_cast<std::size_t>(worker) * bytes_each, bytes_each};
     const auto total = static_cast<std::int64_t>(plan.items.size());
     std::int64_t done = 0;
     std::int64_t bytes = 0;
@@ -148,7 +140,8 @@ struct Run {
           kernels.merge_row(params, plan.merge_rows[at], plan.merge_slots.data() + first,
                             plan.merge_indptr[at + 1] - first);
         } else {
-          kernels.merge_row(params, plan.empty_rows[static_cast<std::size_t>(i - merged)], nullptr, 0);
+          // Nothing to compute: the same for every level.
+          kScalarKernels.merge_row(params, plan.empty_rows[static_cast<std::size_t>(i - merged)], nullptr, 0);
         }
       }
     }
@@ -206,12 +199,6 @@ AttendParams make_params(const detail::PlanData& plan, const RunArgs& args) noex
   return p;
 }
 
-std::size_t scratch_offset(const detail::PlanData& plan) noexcept {
-  const std::size_t lse_bytes = static_cast<std::size_t>(plan.num_partials) *
-                                static_cast<std::size_t>(plan.shape.num_qo_heads) * sizeof(float);
-  return align_up(plan.partial_o_bytes + lse_bytes, kWorkspaceAlignment);
-}
-
 std::int64_t kv_bytes_of(const AttentionShape& shape, const detail::WorkItem& item) noexcept {
   return std::int64_t{item.num_tokens} * (item.kv_head_end - item.kv_head_begin) *
          (shape.head_dim_qk + shape.head_dim_vo) * static_cast<std::int64_t>(size_of(shape.kv_dtype));
@@ -222,23 +209,13 @@ RunOutcome run(const Plan& plan_handle, const RunArgs& args, Executor& executor)
   check_run_args(plan, args);
   const Kernels& kernels = kernels_for(args.isa.value_or(detect_isa()));
   const AttendParams params = make_params(plan, args);
-  const Demand demand = demand_of(plan);
-
-  const std::size_t scratch_bytes = align_up(kernels.scratch_bytes(params, demand.max_rows), kWorkspaceAlignment);
-  const std::size_t offset = scratch_offset(plan);
-  int workers = executor.num_workers();
-  if (plan.options.num_workers > 0) workers = std::min(workers, plan.options.num_workers);
-  if (!plan.items.empty() && scratch_bytes > 0) {
-    const std::size_t room = plan.workspace_bytes > offset ? (plan.workspace_bytes - offset) / scratch_bytes : 0;
-    if (room == 0) {
-      throw Error(ErrorCode::internal, "plan.workspace_size() = " + std::to_string(plan.workspace_bytes) +
-                                           " has no room for scratch memory, expected at least " +
-                                           std::to_string(offset + scratch_bytes));
-    }
-    workers = static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(workers), room));
+  if (!plan.items.empty() && kernels.scratch_bytes(params, plan.max_item_rows) > plan.scratch_bytes_per_worker) {
+    refuse(ErrorCode::internal, "plan.scratch_bytes_per_worker", static_cast<std::int64_t>(plan.scratch_bytes_per_worker),
+           "at least " + std::to_string(kernels.scratch_bytes(params, plan.max_item_rows)));
   }
 
-  Run run{plan, kernels, params, static_cast<std::byte*>(args.workspace.data) + offset, scratch_bytes, workers};
+  const int workers = std::min(executor.num_workers(), static_cast<int>(plan.num_workers));
+  Run run{plan, kernels, params, workers, static_cast<std::byte*>(args.workspace.data) + plan.scratch_offset};
   const auto parallel = [&](void (*task)(void*, int) noexcept, bool alone) {
     if (alone) {
       task(&run, 0);
@@ -246,7 +223,7 @@ RunOutcome run(const Plan& plan_handle, const RunArgs& args, Executor& executor)
       executor.parallel(task, &run);
     }
   };
-  const bool alone = workers <= 1 || plan.items.size() <= 1 || demand.work_ps < kSerialPs;
+  const bool alone = workers <= 1 || plan.items.size() <= 1 || is_short(plan);
   parallel([](void* context, int worker) noexcept { static_cast<Run*>(context)->attend(worker); }, alone);
 
   const auto merge_elements = static_cast<std::int64_t>(plan.merge_slots.size()) * plan.shape.num_qo_heads *

@@ -1,7 +1,6 @@
 // Inside of cpu::run, for tests that look at single items.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "cpu/kernels.h"
@@ -13,9 +12,6 @@ void check_run_args(const detail::PlanData& plan, const RunArgs& args);
 
 /// What kernels read. The arguments must have been checked.
 AttendParams make_params(const detail::PlanData& plan, const RunArgs& args) noexcept;
-
-/// Offset of the scratch memory of workers within the workspace: behind the partial states.
-std::size_t scratch_offset(const detail::PlanData& plan) noexcept;
 
 /// K and V bytes that an item reads: each of its tokens once per KV head.
 std::int64_t kv_bytes_of(const AttentionShape& shape, const detail::WorkItem& item) noexcept;
