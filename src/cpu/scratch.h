@@ -75,7 +75,7 @@ struct ManyScratch {
 struct FewScratch {
   std::size_t q = 0;        ///< [heads][rows][Dqk padded to 32] fp32 (or bf16)
   std::size_t o = 0;        ///< [heads][rows][Dvo padded to 32] fp32
-  std::size_t state = 0;    ///< [heads][2][kRowPad] fp32: max, sum
+  std::size_t state = 0;    ///< [heads][kRowPad (max of a row) + rows * kRowPad (lane sums of a row)] fp32
   std::size_t scores = 0;   ///< [kRowPad][kTileKeys] fp32
   std::size_t row_out = 0;  ///< [Dvo] fp32
   std::size_t bytes = 0;
@@ -93,7 +93,7 @@ struct FewScratch {
     };
     f.q = take(heads * rows * round_up(static_cast<std::size_t>(s.head_dim_qk), 32));
     f.o = take(heads * rows * round_up(static_cast<std::size_t>(s.head_dim_vo), 32));
-    f.state = take(heads * 2 * kRowPad);
+    f.state = take(heads * (1 + rows) * kRowPad);
     f.scores = take(std::size_t{kRowPad} * kTileKeys);
     f.row_out = take(round_up(static_cast<std::size_t>(s.head_dim_vo), 32));
     f.bytes = at;

@@ -1,6 +1,9 @@
 // Chooses the kernel and the arithmetic for an item, at one level. Each attend_<level>.cc instantiates this once.
 #pragma once
 
+#include <type_traits>
+
+#include "cpu/simd/few_rows.h"
 #include "cpu/simd/many_rows.h"
 #include "cpu/simd/merge_row.h"
 
@@ -8,9 +11,24 @@ namespace headwater::cpu::simd {
 
 template <class V>
 struct Entry {
+  template <DType Kv, bool Dot>
+  struct SpanOf {
+    using type = PlainSpan<V, Kv>;
+  };
+  template <bool Dot>
+  struct SpanOf<DType::bf16, Dot> {
+    using type =
+        std::conditional_t<Dot, DotSpan<V>, std::conditional_t<V::kSplitBf16, SplitSpan<V>, PlainSpan<V, DType::bf16>>>;
+  };
+
+  /// Batch-invariant mode has one kernel only: its bits must not depend on the number of rows.
   template <class Arith, DType Kv>
   [[gnu::noinline]] static void run(const AttendParams& p, const detail::WorkItem& item, Scratch scratch) noexcept {
-    ManyRows<V, Arith, Kv>(p, item, scratch).run();
+    if (!p.batch_invariant && item.num_rows * p.group_size <= V::kFewRows) {
+      FewRows<V, typename SpanOf<Kv, Arith::kPerUnit == 2>::type>(p, item, scratch).run();
+    } else {
+      ManyRows<V, Arith, Kv>(p, item, scratch).run();
+    }
   }
 
   static void attend(const AttendParams& p, const detail::WorkItem& item, Scratch scratch) noexcept {

@@ -18,6 +18,7 @@ struct Avx2 {
   static constexpr Isa kIsa = Isa::avx2;
   static constexpr int kLanes = 8;
   static constexpr int kRegisters = 16;
+  static constexpr int kFewRows = 12;  ///< stacked rows up to which the few-rows kernel is faster (at most kFewRowsMax)
   static constexpr bool kDotBf16 = false;
   using F = __m256;
   using Mask = __m256;
@@ -110,6 +111,14 @@ struct Avx2 {
     _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
   }
 
+  /// The greatest lanes of four vectors, written to p[0..3].
+  HEADWATER_INLINE void reduce_max4(F a, F b, F c, F d, float* p) noexcept {
+    const F ab = _mm256_max_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));  // a b a b
+    const F cd = _mm256_max_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    const F x = _mm256_max_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xEE));  // a b c d
+    _mm_storeu_ps(p, _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+  }
+
   // Eight elements of a type as fp32.
   HEADWATER_INLINE F load_f16(const void* p) noexcept {
     return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
@@ -131,6 +140,13 @@ struct Avx2 {
     const __m256i x = _mm256_loadu_si256(static_cast<const __m256i*>(p));
     even = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
     odd = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(int(0xFFFF0000U))));
+  }
+  /// Even and odd elements of sixteen consecutive values.
+  HEADWATER_INLINE void split(F first, F second, F& even, F& odd) noexcept {
+    const F lo = _mm256_permute2f128_ps(first, second, 0x20);
+    const F hi = _mm256_permute2f128_ps(first, second, 0x31);
+    even = _mm256_shuffle_ps(lo, hi, 0x88);
+    odd = _mm256_shuffle_ps(lo, hi, 0xDD);
   }
   /// The inverse: evens and odds as sixteen consecutive values.
   HEADWATER_INLINE void join_split(F even, F odd, F& first, F& second) noexcept {

@@ -1,0 +1,361 @@
+// The few-rows kernel: up to a dozen stacked rows, bound by memory. K and V are read once, where they lie.
+//
+// Tiles of 16 keys are the outer loop and KV heads the inner one, so that a page is read whole while it is near; the states
+// of all heads (up to kFewHeads at a time) stay in scratch. While a head's slice of a tile is computed, the same head's slice
+// of the next tile is asked for. Scores are dot products of 4 keys x a few rows, reduced by a tree that leaves keys in
+// lanes; O [row][d] is accumulated in registers over the tile's keys.
+#pragma once
+
+#include "cpu/scratch.h"
+#include "cpu/simd/item_view.h"
+#include "cpu/simd/spans.h"
+
+namespace headwater::cpu::simd {
+
+template <class V, class Span>
+class FewRows {
+  using F = typename V::F;
+  static constexpr int kL = V::kLanes;
+  static constexpr int kElements = Span::kElements;
+  static constexpr int kParts = Span::kParts;
+  static constexpr int kValueParts = Span::kDot ? 2 : kParts;
+  static constexpr bool kWide = V::kRegisters == 32;
+  static constexpr int kScoreRows = kWide ? 4 : 2;
+  static constexpr int kAccumulators = kWide ? 16 : 8;  ///< of the values' product
+  static constexpr int kVectors = kFewKeys / kL;        ///< vectors of a tile's scores of one row
+  static constexpr int kExpDegree = Span::kDot ? 4 : 5;
+
+ public:
+  FewRows(const AttendParams& p, const detail::WorkItem& item, Scratch scratch) noexcept
+      : view_(p, item),
+        rows_(view_.num_rows),
+        key_steps_((p.head_dim_qk + kElements - 1) / kElements),
+        value_steps_((p.head_dim_vo + kElements - 1) / kElements) {
+    const FewScratch at =
+        FewScratch::make({p.num_kv_heads, p.group_size, p.head_dim_qk, p.head_dim_vo, p.batch_invariant}, item.num_rows);
+    q_ = reinterpret_cast<float*>(scratch.data + at.q);
+    o_ = reinterpret_cast<float*>(scratch.data + at.o);
+    state_ = reinterpret_cast<float*>(scratch.data + at.state);
+    scores_ = reinterpret_cast<float*>(scratch.data + at.scores);
+    row_out_ = reinterpret_cast<float*>(scratch.data + at.row_out);
+    special_ = p.logits_soft_cap > 0.0F || p.alibi_slopes != nullptr;
+  }
+
+  void run() noexcept {
+    const int end = view_.item.kv_head_end;
+    for (int head = view_.item.kv_head_begin; head < end; head += kFewHeads) {
+      run_heads(head, end - head < kFewHeads ? end - head : kFewHeads);
+    }
+  }
+
+ private:
+  /// Base addresses of a tile's K and V rows for KV head 0.
+  struct Tile {
+    int begin = 0;  ///< first token, from the item's first
+    int count = 0;
+    const char* k[kFewKeys];
+    const char* v[kFewKeys];
+  };
+
+  std::int64_t q_size() const noexcept { return std::int64_t{key_steps_} * kParts * kL; }
+  std::int64_t o_size() const noexcept { return std::int64_t{value_steps_} * kValueParts * kL; }
+  float* q_of(int slot) const noexcept { return q_ + slot * rows_ * q_size(); }
+  float* o_of(int slot) const noexcept { return o_ + slot * rows_ * o_size(); }
+  float* max_of(int slot) const noexcept { return state_ + std::int64_t{slot} * (1 + rows_) * kRowPad; }
+  float* sum_of(int slot, int row) const noexcept { return max_of(slot) + std::int64_t{1 + row} * kRowPad; }
+
+  void run_heads(int first_head, int heads) noexcept {
+    for (int slot = 0; slot < heads; ++slot) open(first_head + slot, slot);
+    fill(tiles_[0], 0);
+    const std::int64_t k_step = view_.kv.k.head_stride * Span::kElementBytes;
+    const std::int64_t v_step = view_.kv.v.head_stride * Span::kElementBytes;
+    int current = 0;
+    for (int t = 0; t < view_.item.num_tokens; t += kFewKeys) {
+      const Tile& tile = tiles_[current];
+      Tile& next = tiles_[current ^ 1];
+      fill(next, t + kFewKeys);
+      masked_ = t < view_.item.unmasked_begin || t + tile.count > view_.item.unmasked_end || tile.count < kFewKeys;
+      for (int slot = 0; slot < heads; ++slot) {
+        run_tile(first_head + slot, slot, tile, next, (first_head + slot) * k_step, (first_head + slot) * v_step);
+      }
+      current ^= 1;
+    }
+    for (int slot = 0; slot < heads; ++slot) close(first_head + slot, slot);
+  }
+
+  /// Slots past the last token repeat it: they are read, and masked.
+  void fill(Tile& tile, int begin) const noexcept {
+    const int left = view_.item.num_tokens - begin;
+    tile.begin = begin;
+    tile.count = left < kFewKeys ? (left < 0 ? 0 : left) : kFewKeys;
+    if (tile.count == 0) return;
+    view_.locate(begin, tile.count, 0, tile.k, tile.v);
+    for (int i = tile.count; i < kFewKeys; ++i) {
+      tile.k[i] = tile.k[tile.count - 1];
+      tile.v[i] = tile.v[tile.count - 1];
+    }
+  }
+
+  void open(int head, int slot) noexcept {
+    const F scale = V::set1(view_.score_factor(head));
+    for (int row = 0; row < rows_; ++row) {
+      const char* from = view_.query(row, head);
+      float* to = q_of(slot) + row * q_size();
+      with_float_type(view_.p.q.dtype, [&]<DType T>() {
+        for (int s = 0; s < key_steps_; ++s, to += kParts * kL) {
+          F x[kParts];
+          Span::template pack<T>(from + s * kElements * element_bytes(T), view_.p.head_dim_qk - s * kElements, scale, x);
+          for (int i = 0; i < kParts; ++i) V::store(to + i * kL, x[i]);
+        }
+      });
+    }
+    for (std::int64_t i = 0; i < rows_ * o_size(); i += kL) V::store(o_of(slot) + i, V::zero());
+    for (int i = 0; i < kRowPad; ++i) max_of(slot)[i] = -kInfinity;
+    for (int i = 0; i < rows_ * kRowPad; ++i) sum_of(slot, 0)[i] = 0.0F;
+  }
+
+  [[gnu::noinline]] void run_tile(int head, int slot, const Tile& tile, const Tile& next, std::int64_t k_at,
+                                  std::int64_t v_at) noexcept {
+    int row = 0;
+    for (; rows_ - row >= kScoreRows; row += kScoreRows) score_rows<kScoreRows>(slot, row, tile, next, k_at, v_at);
+    if constexpr (kScoreRows == 4) {
+      if (rows_ - row == 3) score_rows<3>(slot, row, tile, next, k_at, v_at), row += 3;
+      if (rows_ - row == 2) score_rows<2>(slot, row, tile, next, k_at, v_at), row += 2;
+    }
+    if (rows_ - row == 1) score_rows<1>(slot, row, tile, next, k_at, v_at);
+
+    if (Span::kDot || masked_ || special_) transform_scores(head, tile);
+    if (!softmax(slot)) return;
+
+    const char* v[kFewKeys];
+    for (int i = 0; i < kFewKeys; ++i) v[i] = tile.v[i] + v_at;
+    row = 0;
+    for (; rows_ - row >= 4; row += 4) add_values<4>(slot, row, v);
+    if (rows_ - row == 3) add_values<3>(slot, row, v);
+    if (rows_ - row == 2) add_values<2>(slot, row, v);
+    if (rows_ - row == 1) add_values<1>(slot, row, v);
+  }
+
+  /// Raw scores of NR rows with the tile's keys, to scores_[row][key].
+  template <int NR>
+  [[gnu::noinline]] void score_rows(int slot, int row, const Tile& tile, const Tile& next, std::int64_t k_at,
+                                    std::int64_t v_at) noexcept {
+    const float* q = q_of(slot) + row * q_size();
+    const std::int64_t q_row = q_size();
+    for (int key = 0; key < tile.count; key += 4) {
+      if (row == 0) prefetch(next, key, k_at, v_at);
+      const char* k[4];
+      for (int i = 0; i < 4; ++i) k[i] = tile.k[key + i] + k_at;
+      F acc[NR][4];
+#pragma GCC unroll 4
+      for (int r = 0; r < NR; ++r) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) acc[r][i] = V::zero();
+      }
+      const float* qs = q;
+      for (int s = 0, left = view_.p.head_dim_qk; s < key_steps_; ++s, left -= kElements, qs += kParts * kL) {
+        const std::int64_t at = std::int64_t{s} * kElements * Span::kElementBytes;
+        F rows[NR][kParts];
+#pragma GCC unroll 4
+        for (int r = 0; r < NR; ++r) {
+#pragma GCC unroll 2
+          for (int i = 0; i < kParts; ++i) rows[r][i] = V::load(qs + r * q_row + i * kL);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          F x[kParts];
+          Span::load_key(k[i] + at, left, x);
+#pragma GCC unroll 2
+          for (int part = 0; part < kParts; ++part) {
+#pragma GCC unroll 4
+            for (int r = 0; r < NR; ++r) acc[r][i] = Span::mac(acc[r][i], x[part], rows[r][part]);
+          }
+        }
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < NR; ++r) {
+        V::reduce_add4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], scores_ + (row + r) * kTileKeys + key);
+      }
+    }
+  }
+
+  /// Asks for four more keys of the next tile.
+  [[gnu::always_inline]] void prefetch(const Tile& next, int key, std::int64_t k_at, std::int64_t v_at) noexcept {
+    const int end = key + 4 < next.count ? key + 4 : next.count;
+    for (; key < end; ++key) {
+      for (int at = 0; at < view_.p.head_dim_qk * Span::kElementBytes; at += 64) V::prefetch_far(next.k[key] + k_at + at);
+      for (int at = 0; at < view_.p.head_dim_vo * Span::kElementBytes; at += 64) V::prefetch_far(next.v[key] + v_at + at);
+    }
+  }
+
+  /// Scale (dot products), soft cap, ALiBi, mask.
+  [[gnu::noinline]] void transform_scores(int head, const Tile& tile) noexcept {
+    const AttendParams& p = view_.p;
+    const F scale = V::set1(Span::kDot ? view_.score_factor(head) : 1.0F);
+    const F cap = V::set1(p.logits_soft_cap * kLog2E);
+    const std::int32_t pos = view_.item.pos_begin + tile.begin;
+    const std::int32_t tile_end = pos + tile.count;
+    for (int row = 0; row < rows_; ++row) {
+      const detail::RowRange& range = p.rows[view_.query_row(row)];
+      const std::int32_t hi = range.hi < tile_end ? range.hi : tile_end;
+      const auto sinks = static_cast<std::int32_t>(p.num_sink_tokens);
+      for (int v = 0; v < kVectors; ++v) {
+        float* at = scores_ + row * kTileKeys + v * kL;
+        F x = V::load(at);
+        if constexpr (Span::kDot) x = V::mul(x, scale);
+        if (p.logits_soft_cap > 0.0F) x = V::mul(cap, tanh<V>(x));
+        if (p.alibi_slopes != nullptr) {
+          const F slope = V::set1(p.alibi_slopes[view_.query_head(row, head)] * kLog2E);
+          x = V::fma(slope, V::iota(pos + v * kL - range.pos), x);
+        }
+        if (masked_) x = V::select(V::positions_in_range(range.lo, hi, sinks, pos + v * kL), x, V::set1(-kInfinity));
+        V::store(at, x);
+      }
+    }
+  }
+
+  /// P in place of the scores, maxima and sums updated, correction of O in alpha_; false where no row sees any key.
+  [[gnu::always_inline]] bool softmax(int slot) noexcept {
+    alignas(64) float tile_max[kRowPad];
+    for (int row = 0; row < kRowPad; row += kL) V::store(tile_max + row, V::set1(-kInfinity));
+    for (int row = 0; row < rows_; row += 4) {
+      F x[4];
+#pragma GCC unroll 4
+      for (int r = 0; r < 4; ++r) {
+        const float* at = scores_ + (row + r < rows_ ? row + r : rows_ - 1) * kTileKeys;
+        x[r] = V::load(at);
+        for (int v = 1; v < kVectors; ++v) x[r] = V::max(x[r], V::load(at + v * kL));
+      }
+      V::reduce_max4(x[0], x[1], x[2], x[3], tile_max + row);
+    }
+    float* max = max_of(slot);
+    alignas(64) float base[kRowPad];
+    bool none = true;
+    for (int row = 0; row < rows_; row += kL) {
+      const F old = V::load(max + row);
+      const F now = V::max(old, V::load(tile_max + row));
+      const auto empty = V::equal(now, V::set1(-kInfinity));
+      none = none && V::all(V::equal(V::load(tile_max + row), V::set1(-kInfinity)));
+      const F finite = V::select(empty, V::zero(), now);
+      V::store(max + row, now);
+      V::store(base + row, finite);
+      V::store(alpha_ + row, exp2<V>(V::sub(old, finite)));
+    }
+    if (none) return false;
+    for (int row = 0; row < rows_; ++row) {
+      float* at = scores_ + row * kTileKeys;
+      const F shift = V::set1(base[row]);
+      F sum = V::mul(V::load(sum_of(slot, row)), V::set1(alpha_[row]));
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        const F e = exp2<V, kExpDegree>(V::sub(V::load(at + v * kL), shift));
+        sum = V::add(sum, e);
+        if constexpr (Span::kDot) {
+          V::store_bf16(reinterpret_cast<char*>(at) + v * kL * 2, e);
+        } else {
+          V::store(at + v * kL, e);
+        }
+      }
+      V::store(sum_of(slot, row), sum);
+    }
+    return true;
+  }
+
+  /// O[row..row + NR) = alpha * O + P V over the tile's keys.
+  template <int NR>
+  [[gnu::noinline]] void add_values(int slot, int row, const char* const* v) noexcept {
+    constexpr int kSteps = kAccumulators / (NR * kValueParts) > 0 ? kAccumulators / (NR * kValueParts) : 1;
+    int step = 0;
+    for (; step + kSteps <= value_steps_; step += kSteps) add_value_steps<NR, kSteps>(slot, row, v, step);
+    if constexpr (kSteps > 1) {
+      for (; step < value_steps_; ++step) add_value_steps<NR, 1>(slot, row, v, step);
+    }
+  }
+
+  template <int NR, int NS>
+  [[gnu::always_inline]] void add_value_steps(int slot, int row, const char* const* v, int step) noexcept {
+    float* o = o_of(slot) + row * o_size() + std::int64_t{step} * kValueParts * kL;
+    const std::int64_t o_row = o_size();
+    F acc[NR][NS * kValueParts];
+#pragma GCC unroll 4
+    for (int r = 0; r < NR; ++r) {
+      const F alpha = V::set1(alpha_[row + r]);
+#pragma GCC unroll 16
+      for (int i = 0; i < NS * kValueParts; ++i) acc[r][i] = V::mul(V::load(o + r * o_row + i * kL), alpha);
+    }
+    const std::int64_t at = std::int64_t{step} * kElements * Span::kElementBytes;
+    const int left = view_.p.head_dim_vo - step * kElements;
+    const float* weights = scores_ + row * kTileKeys;
+    for (int key = 0; key < kFewKeys; key += Span::kKeys) {
+      F weight[NR];
+#pragma GCC unroll 4
+      for (int r = 0; r < NR; ++r) weight[r] = V::broadcast(weights + r * kTileKeys + key / Span::kKeys);
+#pragma GCC unroll 8
+      for (int s = 0; s < NS; ++s) {
+        F x[kValueParts];
+        Span::load_value(v + key, at + std::int64_t{s} * kElements * Span::kElementBytes, left - s * kElements, x);
+#pragma GCC unroll 2
+        for (int i = 0; i < kValueParts; ++i) {
+#pragma GCC unroll 4
+          for (int r = 0; r < NR; ++r) {
+            acc[r][s * kValueParts + i] = Span::mac(acc[r][s * kValueParts + i], x[i], weight[r]);
+          }
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < NR; ++r) {
+#pragma GCC unroll 16
+      for (int i = 0; i < NS * kValueParts; ++i) V::store(o + r * o_row + i * kL, acc[r][i]);
+    }
+  }
+
+  /// Normalises the rows of a head, adds the learned sink and sends them on their way.
+  void close(int head, int slot) noexcept {
+    for (int row = 0; row < rows_; ++row) {
+      const F sum = V::set1(V::reduce_add(V::load(sum_of(slot, row))));
+      const auto empty = V::equal(sum, V::zero());
+      F factor = V::select(empty, V::zero(), V::div(V::set1(view_.value_factor(head)), sum));
+      F lse = V::select(empty, V::set1(-kInfinity), V::add(V::set1(max_of(slot)[row]), log2<V>(sum)));
+      if (view_.direct() && view_.p.sinks != nullptr) {
+        const Fold<V> fold = Fold<V>::make(lse, V::set1(view_.sink(row, head)));
+        factor = V::mul(factor, fold.a);
+        lse = fold.lse;
+      }
+      float lses[kL];
+      V::store(lses, lse);
+      view_.store_lse(row, 0, head, lses[0]);
+      store_row(o_of(slot) + row * o_size(), factor, view_.destination(row, 0, head));
+    }
+  }
+
+  void store_row(const float* from, F factor, char* to) noexcept {
+    for (int s = 0; s < value_steps_; ++s, from += kValueParts * kL) {
+      F x[kValueParts];
+      for (int i = 0; i < kValueParts; ++i) x[i] = V::mul(V::load(from + i * kL), factor);
+      Span::restore(x);
+      for (int i = 0; i < kValueParts; ++i) V::store(row_out_ + (s * kValueParts + i) * kL, x[i]);
+    }
+    with_float_type(view_.destination_dtype(), [&]<DType T>() {
+      for (int d = 0; d < view_.p.head_dim_vo; d += kL) {
+        store_from_f32<V, T>(to + d * element_bytes(T), V::load(row_out_ + d));
+      }
+    });
+  }
+
+  ItemView view_;
+  int rows_;         ///< stacked rows, at most kFewRowsMax
+  int key_steps_;
+  int value_steps_;
+  float* q_;         ///< [heads][rows][steps][parts][lanes]
+  float* o_;         ///< the same, in the order of load_value
+  float* state_;
+  float* scores_;    ///< [rows][kTileKeys]
+  float* row_out_;
+  bool special_ = false;
+  bool masked_ = false;
+  alignas(64) float alpha_[kRowPad];
+  Tile tiles_[2];
+};
+
+}  // namespace headwater::cpu::simd
