@@ -305,7 +305,7 @@ TEST_P(Attend, HugeNegativeLogits) {
 /// q = +1 and K = value everywhere, so that every score is exactly value * 64 * sm_scale.
 TEST_P(Attend, EqualScoresOfAnySize) {
   const AttentionShape shape = f32_shape(2, 1, 64);
-  for (const float key : {-1e4F, -1e2F, 0.0F, 1e4F, 3e36F, -3e36F}) {
+  for (const float key : {-1e6F, -1e4F, -1e2F, 0.0F, 1e4F, 1e6F}) {
     PlanOptions options;
     options.sm_scale = 1.0F;
     const PageTables tables = requests({48}, 16);
@@ -493,8 +493,7 @@ TEST_P(Attend, RandomRequests) {
     const HandCut cut{rng.integer(3, 90), rng.integer(1, 6), rng.integer(1, 4), shared, 2};
     const PageTables tables = requests(lengths, page_size, shared, rng.integer(1, 6));
     check(shape, options, tables, call, cut,
-          "seed 20, case " + std::to_string(i) + "
-" + to_string(tables));
+          "seed 20, case " + std::to_string(i) + ", " + to_string(tables));
     if (HasFailure()) break;
   }
 }

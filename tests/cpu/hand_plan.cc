@@ -80,19 +80,37 @@ class Builder {
     }
   }
 
+  /// Adds a piece for every stretch of [begin, end) each of whose tokens some of the rows sees: a plan does not make
+  /// kernels read what nobody sees.
+  void add_stretches(int request, std::int32_t begin, std::int32_t end, const std::vector<std::int32_t>& rows, bool first,
+                     std::vector<Piece>& pieces) const {
+    const auto seen = [&](std::int32_t pos) {
+      return std::any_of(rows.begin(), rows.end(), [&](std::int32_t row) {
+        const RowRange& range = data_.rows[static_cast<std::size_t>(row)];
+        return pos < range.hi && (pos >= range.lo || pos < data_.options.num_sink_tokens);
+      });
+    };
+    for (std::int32_t pos = begin; pos < end; ++pos) {
+      if (!seen(pos)) continue;
+      const std::int32_t from = pos;
+      while (pos < end && seen(pos)) ++pos;
+      pieces.push_back({request, from, pos, rows, first});
+      first = false;
+    }
+  }
+
   std::vector<Piece> pieces() const {
     std::vector<Piece> pieces;
     const std::int32_t shared = cut_.shared_pages * tables_.page_size;
-    Piece prefix{0, 0, shared, {}, true};
+    std::vector<std::int32_t> all_rows;
+    for (std::int32_t r = 0; r < static_cast<std::int32_t>(data_.rows.size()); ++r) all_rows.push_back(r);
+    add_stretches(0, 0, shared, all_rows, true, pieces);
     for (int b = 0; b < tables_.num_requests(); ++b) {
-      Piece piece{b, std::max(first_of(b), shared), length_of(b), {}, shared == 0};
-      for (std::int32_t r = tables_.qo_indptr[static_cast<std::size_t>(b)]; r < tables_.qo_indptr[static_cast<std::size_t>(b) + 1]; ++r) {
-        piece.rows.push_back(r);
-        prefix.rows.push_back(r);
-      }
-      if (piece.begin < piece.end && !piece.rows.empty()) pieces.push_back(piece);
+      std::vector<std::int32_t> rows;
+      const auto at = static_cast<std::size_t>(b);
+      for (std::int32_t r = tables_.qo_indptr[at]; r < tables_.qo_indptr[at + 1]; ++r) rows.push_back(r);
+      add_stretches(b, std::max(first_of(b), shared), length_of(b), rows, shared == 0, pieces);
     }
-    if (shared > 0) pieces.push_back(prefix);
     return pieces;
   }
 
@@ -195,7 +213,7 @@ class Builder {
     data_.partial_o_bytes =
         cpu::round_up(partials * static_cast<std::size_t>(shape.head_dim_vo) * sizeof(float), kWorkspaceAlignment);
     data_.scratch_offset = data_.partial_o_bytes + cpu::round_up(partials * sizeof(float), kWorkspaceAlignment);
-    data_.scratch_bytes_per_worker = cpu::scratch_bytes(scratch, data_.max_item_rows);
+    data_.scratch_bytes_per_worker = data_.items.empty() ? 0 : cpu::scratch_bytes(scratch, data_.max_item_rows);
     data_.workspace_bytes =
         data_.scratch_offset + static_cast<std::size_t>(cut_.num_workers) * data_.scratch_bytes_per_worker;
     data_.stats.path = cut_.shared_pages > 0 ? Path::cascade : Path::flat;
