@@ -165,7 +165,8 @@ void Planner::Scratch::make_tables(PlanData& plan, const Batch& batch) {
 
 void Planner::Scratch::find_forest(PlanData& plan) {
   PlanData::Memory& memory = *plan.memory;
-  memory.scanned = effective_policy(plan.options) != Policy::flat || memory.forest.levels;
+  // Policy `flat` looks too, for its statistics and the predicted time of re-reads; the switch `off` does not.
+  memory.scanned = plan.options.cascade != CascadeSwitch::off || memory.forest.levels;
   if (memory.forest.levels) return;
   if (!memory.scanned) {
     memory.forest = {};
