@@ -1,31 +1,10 @@
 // Faults of running: races, allocation inside run, workspaces, silent casts, a feature that never activates.
-#include <atomic>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <thread>
 #include <vector>
 
+#include "faults/count_allocations.h"
 #include "faults/fixture.h"
-
-namespace {
-std::atomic<std::int64_t> num_allocations{0};
-}  // namespace
-
-// Counts every allocation of this program (Fault24).
-// NOLINTBEGIN(misc-new-delete-overloads)
-void* operator new(std::size_t bytes) {
-  num_allocations.fetch_add(1, std::memory_order_relaxed);
-  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
-  throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-void operator delete(void* memory, std::size_t /*bytes*/) noexcept {
-  std::free(memory);
-}
-// NOLINTEND(misc-new-delete-overloads)
 
 namespace headwater::faults {
 namespace {
@@ -120,14 +99,14 @@ TEST(Faults, Fault24_RunNeverAllocates) {
     for (const Isa isa : property::isas()) {
       plain.args.isa = isa;
       cpu::run(plain.plan, plain.args, pool);  // warm
-      const std::int64_t before = num_allocations.load();
+      const std::int64_t before = num_allocations();
       for (int i = 0; i < 5; ++i) cpu::run(plain.plan, plain.args, pool);
-      EXPECT_EQ(num_allocations.load(), before) << name_of(isa);
+      EXPECT_EQ(num_allocations(), before) << name_of(isa);
     }
   }
-  const std::int64_t before = num_allocations.load();
-  delete new int(1);  // the control: the counter counts
-  EXPECT_GT(num_allocations.load(), before);
+  const std::int64_t before = num_allocations();
+  ::operator delete(::operator new(8));  // the control: the counter counts
+  EXPECT_GT(num_allocations(), before);
 }
 
 TEST(Faults, Fault26_WorkspaceIsExactAndLessIsRefused) {
