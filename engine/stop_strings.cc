@@ -43,20 +43,26 @@ std::string StopStrings::push(std::string_view text) {
     }
     if (matched_) {
       held_.append(text.substr(0, at + 1));
-      held_.resize(held_.size() - stops_[*matched_].size());
-      return std::exchange(held_, {});
+      return take(stops_[*matched_].size());
     }
   }
   held_ += text;
   // A state counts bytes that the text ends with, so the largest one covers every stop string that may have begun.
-  const std::size_t keep = states_.empty() ? 0 : *std::max_element(states_.begin(), states_.end());
-  std::string out = held_.substr(0, held_.size() - keep);
-  held_.erase(0, out.size());
+  return take(states_.empty() ? 0 : *std::max_element(states_.begin(), states_.end()));
+}
+
+std::string StopStrings::take(std::size_t keep) {
+  std::string out = held_.substr(held_begin_, held_.size() - held_begin_ - keep);
+  held_begin_ += out.size();
+  if (held_begin_ > held_.size() / 2) {  // moving what is left costs no more than what was handed out since
+    held_.erase(0, held_begin_);
+    held_begin_ = 0;
+  }
   return out;
 }
 
 std::string StopStrings::finish() {
-  return stopped() ? std::string() : std::exchange(held_, {});
+  return stopped() ? std::string() : take(0);
 }
 
 std::string TextStream::finish() {

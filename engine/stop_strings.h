@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/detokenizer.h"
@@ -31,10 +32,14 @@ class StopStrings {
   [[nodiscard]] std::optional<std::size_t> matched() const noexcept { return matched_; }
 
  private:
+  /// Hands out the text held back but for its last `keep` bytes.
+  std::string take(std::size_t keep);
+
   std::vector<std::string> stops_;
   std::vector<std::vector<std::size_t>> borders_;  ///< per stop string: length of the longest border of each prefix
   std::vector<std::size_t> states_;                ///< per stop string: bytes of it that the text ends with
-  std::string held_;                               ///< text not handed out yet; as long as the largest state
+  std::string held_;                               ///< text not handed out yet begins at held_begin_
+  std::size_t held_begin_ = 0;
   std::optional<std::size_t> matched_;
 };
 
