@@ -24,6 +24,9 @@ struct Forest {
   std::vector<ForestRequest> requests;
 };
 
+/// Tokens on the path to each node, the node's own included.
+[[nodiscard]] std::vector<std::int64_t> path_lengths(const Forest& forest);
+
 /// Tokens in numbers: what the byte model of a forest starts from.
 struct ForestTokens {
   std::int64_t unique = 0;  ///< nodes on the path of at least one request, once each

@@ -169,11 +169,7 @@ OverheadResult Harness::overhead(const Workload& workload, const BenchConfig& re
   const BenchConfig config = configured_for(workload, requested);
   // Requests of the same lengths, each on its own.
   Forest apart;
-  std::vector<std::int64_t> path(workload.forest.nodes.size());
-  for (std::size_t i = 0; i < path.size(); ++i) {
-    const ForestNode& node = workload.forest.nodes[i];
-    path[i] = node.num_tokens + (node.parent < 0 ? 0 : path[static_cast<std::size_t>(node.parent)]);
-  }
+  const std::vector<std::int64_t> path = path_lengths(workload.forest);
   for (const ForestRequest& request : workload.forest.requests) {
     apart.requests.push_back({static_cast<std::int32_t>(apart.nodes.size()), request.num_rows});
     apart.nodes.push_back({-1, path[static_cast<std::size_t>(request.node)]});

@@ -72,36 +72,9 @@ std::uint8_t to_f8e4m3(float value) {
   return static_cast<std::uint8_t>(sign | code);
 }
 
-/// Tokens on the path to each node, the node's own included.
-std::vector<std::int64_t> path_lengths(const Forest& forest) {
-  std::vector<std::int64_t> length(forest.nodes.size());
-  for (std::size_t i = 0; i < length.size(); ++i) {
-    const ForestNode& node = forest.nodes[i];
-    length[i] = node.num_tokens + (node.parent < 0 ? 0 : length[static_cast<std::size_t>(node.parent)]);
-  }
-  return length;
-}
-
 }  // namespace
 
 const char* name_of(Layout layout) noexcept { return layout == Layout::nhd ? "nhd" : "hnd"; }
-
-ForestTokens count_tokens(const Forest& forest) {
-  ForestTokens tokens;
-  const std::vector<std::int64_t> path = path_lengths(forest);
-  std::vector<char> used(forest.nodes.size(), 0);
-  for (const ForestRequest& request : forest.requests) {
-    const auto leaf = static_cast<std::size_t>(request.node);
-    tokens.flat += path[leaf];
-    tokens.longest = std::max(tokens.longest, path[leaf]);
-    for (std::int32_t node = request.node; node >= 0 && used[static_cast<std::size_t>(node)] == 0;
-         node = forest.nodes[static_cast<std::size_t>(node)].parent) {
-      used[static_cast<std::size_t>(node)] = 1;
-      tokens.unique += forest.nodes[static_cast<std::size_t>(node)].num_tokens;
-    }
-  }
-  return tokens;
-}
 
 Batch PagedForest::batch() const {
   Batch out;

@@ -39,13 +39,16 @@ std::string TextTable::text() const {
   for (std::size_t r = 0; r < rows.size(); ++r) {
     std::string line;
     for (std::size_t c = 0; c < columns; ++c) {
-      const std::string pad(widths[c] - width(rows[r][c]), ' ');
-      line += (c == 0 ? "" : "  ") + (left[c] ? rows[r][c] + pad : pad + rows[r][c]);
+      if (c > 0) line += "  ";
+      if (!left[c]) line.append(widths[c] - width(rows[r][c]), ' ');
+      line += rows[r][c];
+      if (left[c]) line.append(widths[c] - width(rows[r][c]), ' ');
     }
     line.erase(line.find_last_not_of(' ') + 1);
-    out += line + "\n";
+    out += line;
+    out += "\n";
     if (r == 0) {
-      for (std::size_t c = 0; c < columns; ++c) out += (c == 0 ? "" : "  ") + std::string(widths[c], '-');
+      for (std::size_t c = 0; c < columns; ++c) out.append(c == 0 ? 0 : 2, ' ').append(widths[c], '-');
       out += "\n";
     }
   }
@@ -180,8 +183,9 @@ nlohmann::ordered_json to_json(const ReplaySummary& summary) {
 
 std::string lines_of(const nlohmann::ordered_json& array) {
   std::string out = "[";
-  for (std::size_t i = 0; i < array.size(); ++i) out += (i == 0 ? "\n" : ",\n") + array[i].dump();
-  return out + "\n]\n";
+  for (std::size_t i = 0; i < array.size(); ++i) out.append(i == 0 ? "\n" : ",\n").append(array[i].dump());
+  out += "\n]\n";
+  return out;
 }
 
 std::string csv_of(const nlohmann::ordered_json& array) {
@@ -194,11 +198,11 @@ std::string csv_of(const nlohmann::ordered_json& array) {
     }
     if (keys != columns) {  // a table of another kind starts
       out += out.empty() ? "" : "\n";
-      for (std::size_t i = 0; i < keys.size(); ++i) out += (i == 0 ? "" : ",") + keys[i];
+      for (std::size_t i = 0; i < keys.size(); ++i) out.append(i == 0 ? "" : ",").append(keys[i]);
       out += "\n";
       columns = std::move(keys);
     }
-    for (std::size_t i = 0; i < columns.size(); ++i) out += (i == 0 ? "" : ",") + object.at(columns[i]).dump();
+    for (std::size_t i = 0; i < columns.size(); ++i) out.append(i == 0 ? "" : ",").append(object.at(columns[i]).dump());
     out += "\n";
   }
   return out;

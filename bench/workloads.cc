@@ -98,6 +98,32 @@ std::vector<Workload> random_workloads(std::string_view name) {
 
 }  // namespace
 
+std::vector<std::int64_t> path_lengths(const Forest& forest) {
+  std::vector<std::int64_t> length(forest.nodes.size());
+  for (std::size_t i = 0; i < length.size(); ++i) {
+    const ForestNode& node = forest.nodes[i];
+    length[i] = node.num_tokens + (node.parent < 0 ? 0 : length[static_cast<std::size_t>(node.parent)]);
+  }
+  return length;
+}
+
+ForestTokens count_tokens(const Forest& forest) {
+  ForestTokens tokens;
+  const std::vector<std::int64_t> path = path_lengths(forest);
+  std::vector<char> used(forest.nodes.size(), 0);
+  for (const ForestRequest& request : forest.requests) {
+    const auto leaf = static_cast<std::size_t>(request.node);
+    tokens.flat += path[leaf];
+    tokens.longest = std::max(tokens.longest, path[leaf]);
+    for (std::int32_t node = request.node; node >= 0 && used[static_cast<std::size_t>(node)] == 0;
+         node = forest.nodes[static_cast<std::size_t>(node)].parent) {
+      used[static_cast<std::size_t>(node)] = 1;
+      tokens.unique += forest.nodes[static_cast<std::size_t>(node)].num_tokens;
+    }
+  }
+  return tokens;
+}
+
 Forest two_level(std::int64_t shared, std::int64_t batch, std::int64_t own) {
   Forest forest;
   forest.nodes.push_back({-1, shared});

@@ -45,7 +45,7 @@ void for_each_line(std::string_view text, const Visit& visit) {
 template <typename Names>
 std::string joined(const Names& names) {
   std::string out;
-  for (const auto& name : names) out += (out.empty() ? "" : ", ") + std::string(name);
+  for (const auto& name : names) out.append(out.empty() ? "" : ", ").append(name);
   return out;
 }
 

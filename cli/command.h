@@ -1,0 +1,87 @@
+// What the subcommands share: exit codes, how a subcommand is registered, and flags that several of them have.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/harness.h"
+#include "headwater/headwater.h"
+
+namespace CLI {
+class App;
+}
+
+namespace headwater::cli {
+
+/// Exit codes; docs/commands.md documents them.
+enum ExitCode : int {
+  kOk = 0,
+  kFailed = 1,         ///< a run, a proof or a gate failed
+  kUsage = 2,          ///< an unknown flag or a value that a flag does not take
+  kBadInput = 3,       ///< a file, workload, table, model or prompt that cannot be used
+  kUnsupported = 4,    ///< well formed, but this machine or build cannot do it
+  kInterrupted = 130,  ///< Ctrl-C
+};
+
+/// Set by a subcommand's callback; main runs it after parsing.
+using Action = std::function<int()>;
+
+void add_generate(CLI::App& app, Action& action);
+void add_bench(CLI::App& app, Action& action);
+void add_explain(CLI::App& app, Action& action);
+void add_calibrate(CLI::App& app, Action& action);
+
+/// Thrown between pieces of work after Ctrl-C.
+struct Interrupted {};
+/// From here on Ctrl-C only sets a flag; a second one ends the program at once.
+void catch_interrupts();
+[[nodiscard]] bool interrupted() noexcept;
+void throw_if_interrupted();
+
+/// --heads, --q-heads, --kv-heads, --head-dim, --page-size, --dtype, --kv-dtype: raw texts and numbers as given.
+struct ShapeFlags {
+  std::string heads;  ///< "32/8"
+  int q_heads = 0;
+  int kv_heads = 0;
+  std::string head_dim;  ///< "128" or "576:512"
+  int page_size = 0;
+  std::string dtype;
+  std::string kv_dtype;
+
+  void add_to(CLI::App& command);
+  /// Overrides of `shape` and `page_size`. Error(invalid_argument) names the flag.
+  void apply(AttentionShape& shape, int& page_size_out) const;
+};
+
+/// The device model: the file given by --device-model ("default": the shipped one), else the calibration cache, else the
+/// shipped defaults. `source` says which.
+[[nodiscard]] DeviceModel load_device_model(const std::string& path, std::string& source);
+/// $HEADWATER_CACHE, or ~/.cache/headwater; empty where neither that nor HOME is set.
+[[nodiscard]] std::string cache_folder();
+/// device_model.json in the cache folder; empty without one.
+[[nodiscard]] std::string default_device_model_path();
+/// Processor name and instruction set, for reports.
+[[nodiscard]] std::string machine_name();
+/// Writes a whole file; Error(io) names it. "-" is standard output.
+void write_file(const std::string& path, const std::string& text);
+
+/// A bar on standard error, if that is a terminal; else nothing.
+class ProgressBar {
+ public:
+  explicit ProgressBar(bool wanted = true);
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+  void show(double fraction, const std::string& text);
+  /// Removes the bar, so that other output can be printed.
+  void clear();
+
+ private:
+  bool enabled_;
+  bool drawn_ = false;
+  double last_ = -1;
+};
+
+}  // namespace headwater::cli
