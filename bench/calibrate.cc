@@ -25,9 +25,10 @@ AttentionShape shape_of(int q_heads, int kv_heads, DType type) {
   return shape;
 }
 
-/// Seconds of one call: the lower quartile of `runs`, which noise from outside reaches least without being a lucky outlier.
-double time_of(Executor& executor, Isa isa, const DeviceModel& model, const AttentionShape& shape, const Forest& forest, Policy policy, std::size_t cold_bytes,
-               int runs) {
+/// Seconds of one call: the lower quartile of `runs`, which noise from outside reaches least without being a lucky
+/// outlier.
+double time_of(Executor& executor, Isa isa, const DeviceModel& model, const AttentionShape& shape, const Forest& forest,
+               Policy policy, std::size_t cold_bytes, int runs) {
   const PagedForest paged = make_paged(forest, kPage, 1);
   PlanOptions options;
   options.policy = policy;
@@ -67,7 +68,9 @@ Line fit(const std::vector<std::pair<double, double>>& points) {
   return line;
 }
 
-std::int64_t picoseconds(double seconds, double least = 1) { return static_cast<std::int64_t>(std::llround(std::max(seconds * 1e12, least))); }
+std::int64_t picoseconds(double seconds, double least = 1) {
+  return static_cast<std::int64_t>(std::llround(std::max(seconds * 1e12, least)));
+}
 
 /// Products of one key and KV head with r stacked rows, in cache, on one thread.
 ComputeModel measure_compute(Isa isa, DType type, const DeviceModel& model) {
@@ -130,13 +133,17 @@ DeviceModel calibrate(Executor& executor, Isa isa, const std::function<void(doub
 
   SerialExecutor serial;
   const AttentionShape shape = shape_of(32, 8, DType::bf16);
-  const auto one = [&](const Forest& forest, Policy policy) { return time_of(serial, isa, model, shape, forest, policy, 0, 60); };
+  const auto one = [&](const Forest& forest, Policy policy) {
+    return time_of(serial, isa, model, shape, forest, policy, 0, 60);
+  };
 
   report(0.7, "items and rows");
   // n requests of one page: n items of one row each. The products of 16 keys are taken off.
   const double keys = static_cast<double>(kPage) * shape.num_kv_heads;
   const double per_key = static_cast<double>(model.dot16.few_row_ps) * shape.group_size() * 1e-12;
-  const Line items = fit({{8, one(unshared(8, kPage), Policy::flat)}, {32, one(unshared(32, kPage), Policy::flat)}, {128, one(unshared(128, kPage), Policy::flat)}});
+  const Line items = fit({{8, one(unshared(8, kPage), Policy::flat)},
+                          {32, one(unshared(32, kPage), Policy::flat)},
+                          {128, one(unshared(128, kPage), Policy::flat)}});
   // n rows over one and the same page: one item of n rows. `own` = 0 tokens: requests with one table.
   const auto rows_time = [&](int n) { return one(two_level(kPage, n, 0), Policy::forest); };
   const Line rows = fit({{8, rows_time(8)}, {16, rows_time(16)}, {32, rows_time(32)}});
@@ -145,19 +152,28 @@ DeviceModel calibrate(Executor& executor, Isa isa, const std::function<void(doub
   model.item_ps = picoseconds(items.slope - keys * per_key - static_cast<double>(model.item_row_ps) * 1e-12, 50'000);
 
   report(0.8, "partial states");
-  // One request of 4,096 tokens split at every shared page border against the same unsplit: n requests share one page and own one.
+  // One request of 4,096 tokens split at every shared page border against the same unsplit: n requests share one page
+  // and own one.
   const auto split_time = [&](int n, Policy policy) { return one(two_level(kPage, n, kPage), policy); };
   const int n = 32;
   const double extra = split_time(n, Policy::forest) - split_time(n, Policy::flat);
-  // forest: n more row visits in one more item, 2 n partial rows; products are the same except that shared ones use the other kernel.
+  // forest: n more row visits in one more item, 2 n partial rows; products are the same except that shared ones use the
+  // other kernel.
   const double kib = 2.0 * n * shape.num_qo_heads * (shape.head_dim_vo + 1) * 4 / 1024;
-  const double shared_products = keys * (n * shape.group_size() * static_cast<double>(model.dot16.many_row_ps) + static_cast<double>(model.dot16.many_base_ps)) * 1e-12;
+  const double shared_products = keys *
+                                 (n * shape.group_size() * static_cast<double>(model.dot16.many_row_ps) +
+                                  static_cast<double>(model.dot16.many_base_ps)) *
+                                 1e-12;
   const double saved = n * keys * per_key - shared_products;
-  model.partial_ps_per_kib = picoseconds((extra + saved - (n * static_cast<double>(model.item_row_ps) + static_cast<double>(model.item_ps)) * 1e-12) / kib, 5'000);
+  model.partial_ps_per_kib = picoseconds(
+      (extra + saved - (n * static_cast<double>(model.item_row_ps) + static_cast<double>(model.item_ps)) * 1e-12) / kib,
+      5'000);
 
   report(0.95, "launch");
-  const double launch = time_of(executor, isa, model, shape, unshared(std::max(2, executor.num_workers()), kPage), Policy::flat, 0, 200);
-  model.launch_ps = picoseconds(launch - (static_cast<double>(model.item_ps + model.item_row_ps) * 1e-12 + keys * per_key), 500'000);
+  const double launch =
+      time_of(executor, isa, model, shape, unshared(std::max(2, executor.num_workers()), kPage), Policy::flat, 0, 200);
+  model.launch_ps =
+      picoseconds(launch - (static_cast<double>(model.item_ps + model.item_row_ps) * 1e-12 + keys * per_key), 500'000);
   report(1, "done");
   return model;
 }

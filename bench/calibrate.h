@@ -1,7 +1,8 @@
 // Measures the constants of the cost model on this machine.
 //
-// Each constant comes from small attention calls in which it dominates: slopes over row counts for the kernels, many tiny
-// requests for the cost of an item, a page shared by many rows for the cost of a row, a forced split for partial states.
+// Each constant comes from small attention calls in which it dominates: slopes over row counts for the kernels, many
+// tiny requests for the cost of an item, a page shared by many rows for the cost of a row, a forced split for partial
+// states.
 #pragma once
 
 #include <functional>
@@ -12,6 +13,7 @@
 namespace headwater::bench {
 
 /// `progress` hears what is being measured and how far along it is.
-[[nodiscard]] DeviceModel calibrate(Executor& executor, Isa isa, const std::function<void(double, const std::string&)>& progress);
+[[nodiscard]] DeviceModel calibrate(Executor& executor, Isa isa,
+                                    const std::function<void(double, const std::string&)>& progress);
 
 }  // namespace headwater::bench

@@ -43,7 +43,8 @@ struct Samples {
 void summarise(const Samples& samples, int steps, ArmResult& arm) {
   for (std::size_t at = 0; at < samples.us.size(); at += static_cast<std::size_t>(steps)) {
     const std::size_t end = std::min(samples.us.size(), at + static_cast<std::size_t>(steps));
-    arm.rep_medians_us.push_back(median({samples.us.begin() + static_cast<std::ptrdiff_t>(at), samples.us.begin() + static_cast<std::ptrdiff_t>(end)}));
+    arm.rep_medians_us.push_back(median(
+        {samples.us.begin() + static_cast<std::ptrdiff_t>(at), samples.us.begin() + static_cast<std::ptrdiff_t>(end)}));
   }
   arm.median_us = median(samples.us);
   arm.min_us = *std::ranges::min_element(samples.us);
@@ -115,13 +116,16 @@ CellResult Harness::measure(const std::string& name, const PagedForest& paged, C
     arm.bits_equal_first = steps[a].same_bits(steps.front());
     if (config.error_rows == 0) continue;
     const RowsView out = steps[a].out();
-    const ErrorSample error = compare_with_reference(shape, paged, checked, steps[a].query(), {out.data, out.dtype, out.row_stride, out.head_stride},
+    const ErrorSample error = compare_with_reference(shape, paged, checked, steps[a].query(),
+                                                     {out.data, out.dtype, out.row_stride, out.head_stride},
                                                      steps[a].lse(), config.error_rows);
     arm.max_rel_error = error.max_rel_error;
     arm.max_lse_error = error.max_lse_error;
     if (!(error.max_rel_error < tolerance(shape)) || !(error.max_lse_error < 0.1)) {
-      throw Error(ErrorCode::internal, fmt::format("correctness proof: {} {}: max relative error {:.2e} (expected < {:.0e}), LSE off by {:.2e}", name,
-                                                   name_of(arm.policy), error.max_rel_error, tolerance(shape), error.max_lse_error));
+      throw Error(
+          ErrorCode::internal,
+          fmt::format("correctness proof: {} {}: max relative error {:.2e} (expected < {:.0e}), LSE off by {:.2e}",
+                      name, name_of(arm.policy), error.max_rel_error, tolerance(shape), error.max_lse_error));
     }
   }
 
@@ -134,7 +138,8 @@ CellResult Harness::measure(const std::string& name, const PagedForest& paged, C
   const int wanted = config.steps * config.reps;
   const double end = now() + config.cell_seconds;
   MachineProbe::Sample before = probe_.sample();
-  for (int round = 0; cell.samples < wanted && cell.dropped < 2 * wanted && (now() < end || cell.samples < 6); ++round) {
+  for (int round = 0; cell.samples < wanted && cell.dropped < 2 * wanted && (now() < end || cell.samples < 6);
+       ++round) {
     for (std::size_t i = 0; i < steps.size(); ++i) {
       const std::size_t a = (i + static_cast<std::size_t>(round)) % steps.size();  // every arm goes first in turn
       us[a] = steps[a].run(kv.next(), executor_) * 1e6;
@@ -152,7 +157,8 @@ CellResult Harness::measure(const std::string& name, const PagedForest& paged, C
     for (std::size_t a = 0; a < steps.size(); ++a) {
       const PlanStats& stats = cell.arms[a].stats;
       samples[a].us.push_back(us[a]);
-      samples[a].limit_us.push_back(std::max(static_cast<double>(stats.kv_bytes_unique) / rate / 1e3, static_cast<double>(stats.flops) / cell.peak_gflops / 1e3));
+      samples[a].limit_us.push_back(std::max(static_cast<double>(stats.kv_bytes_unique) / rate / 1e3,
+                                             static_cast<double>(stats.flops) / cell.peak_gflops / 1e3));
     }
     if (progress_) progress_(static_cast<double>(cell.samples) / wanted);
   }

@@ -1,8 +1,9 @@
 // The layer benchmark: one attention call of one step, by several policies, in interleaved pairs.
 //
-// Every cell proves what it measured: the path and the bytes that run() reports must be the plan's, and sampled rows must agree
-// with double precision. KV is cold (copies in turn), the read rate is probed around every sample, samples during which the
-// workers shared one core are dropped and counted. A cell's limit is max(distinct bytes / read rate, products / peak).
+// Every cell proves what it measured: the path and the bytes that run() reports must be the plan's, and sampled rows
+// must agree with double precision. KV is cold (copies in turn), the read rate is probed around every sample, samples
+// during which the workers shared one core are dropped and counted. A cell's limit is max(distinct bytes / read rate,
+// products / peak).
 #pragma once
 
 #include <cstdint>
@@ -25,14 +26,14 @@ struct BenchConfig {
   Layout layout = Layout::hnd;
   int page_size = 16;
   std::vector<Policy> policies = {Policy::flat, Policy::automatic};  ///< arms; ratios are against the first
-  std::optional<Isa> isa;           ///< default: the best
+  std::optional<Isa> isa;                                            ///< default: the best
   bool batch_invariant = false;
-  int steps = 20;                   ///< timed steps of each policy in a repetition
+  int steps = 20;  ///< timed steps of each policy in a repetition
   int warmup = 3;
-  int reps = 5;                     ///< repetitions; median (min, max) are over their medians
-  double cell_seconds = 20;         ///< a cell stops early after this, with at least six steps
+  int reps = 5;              ///< repetitions; median (min, max) are over their medians
+  double cell_seconds = 20;  ///< a cell stops early after this, with at least six steps
   std::size_t cold_bytes = std::size_t{128} << 20;
-  int error_rows = 4;               ///< rows compared with double precision; 0: none
+  int error_rows = 4;  ///< rows compared with double precision; 0: none
   DeviceModel model = DeviceModel::default_cpu();
   std::uint64_t seed = 1;
 };
@@ -46,11 +47,11 @@ struct ArmResult {
   double max_us = 0;
   std::vector<double> rep_medians_us;
   std::vector<double> samples_us;  ///< sample i of every arm belongs to round i: pairs
-  double plan_us = 0;       ///< from nothing
-  double plan_warm_us = 0;  ///< update without changes given: the tables are compared
-  double limit_us = 0;      ///< median over samples
-  double times_limit = 0;   ///< median of sample / its own limit
-  Interval speedup;         ///< first arm's time / this arm's, pair by pair
+  double plan_us = 0;              ///< from nothing
+  double plan_warm_us = 0;         ///< update without changes given: the tables are compared
+  double limit_us = 0;             ///< median over samples
+  double times_limit = 0;          ///< median of sample / its own limit
+  Interval speedup;                ///< first arm's time / this arm's, pair by pair
   bool same_plan_as_first = false;
   double max_rel_error = 0;
   double max_lse_error = 0;
@@ -66,9 +67,9 @@ struct CellResult {
   int threads = 1;
   bool batch_invariant = false;
   bool kv_aliased = false;
-  double read_gbs = 0;      ///< median of the probes around the samples
+  double read_gbs = 0;  ///< median of the probes around the samples
   double peak_gflops = 0;
-  int samples = 0;          ///< kept, per policy
+  int samples = 0;  ///< kept, per policy
   int dropped = 0;
   std::vector<ArmResult> arms;
 };
@@ -81,8 +82,8 @@ struct OverheadResult {
   double flat_us = 0;
   double plan_warm_us = 0;
   double plan_cold_us = 0;
-  Interval ratio;         ///< (plan + run) / run, pair by pair
-  bool same_plan = false; ///< the plan with detection is flat's, byte for byte
+  Interval ratio;          ///< (plan + run) / run, pair by pair
+  bool same_plan = false;  ///< the plan with detection is flat's, byte for byte
   [[nodiscard]] bool passed() const { return same_plan && ratio.low <= 1.01; }
 };
 
@@ -94,7 +95,8 @@ class Harness {
   /// Measures one workload. Throws Error(internal) when a proof fails: path, bytes or tolerance.
   [[nodiscard]] CellResult run(const Workload& workload, const BenchConfig& config);
   /// The same on given page tables and KV: replays use one KV memory for many steps.
-  [[nodiscard]] CellResult measure(const std::string& name, const PagedForest& paged, ColdKv& kv, const BenchConfig& config);
+  [[nodiscard]] CellResult measure(const std::string& name, const PagedForest& paged, ColdKv& kv,
+                                   const BenchConfig& config);
   /// The overhead gate for requests of the same lengths that share nothing.
   [[nodiscard]] OverheadResult overhead(const Workload& workload, const BenchConfig& config);
   [[nodiscard]] MachineProbe& probe() noexcept { return probe_; }

@@ -21,7 +21,9 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kBackingBytes = std::size_t{512} << 20;  ///< of an aliased buffer: far above any last-level cache
 
-std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
+std::size_t round_up(std::size_t n, std::size_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
 
 /// Physical memory that a benchmark may take: half of what is available.
 std::size_t memory_budget() {
@@ -65,8 +67,8 @@ std::uint8_t to_f8e4m3(float value) {
   const std::uint8_t sign = std::signbit(value) ? 0x80 : 0;
   const double magnitude = std::min(std::fabs(static_cast<double>(value)), 448.0);
   int exponent = 0;
-  std::frexp(magnitude, &exponent);                       // magnitude = f * 2^exponent, f in [0.5, 1)
-  const int scale = std::max(exponent - 1, -6);           // of the leading bit; -6: subnormal
+  std::frexp(magnitude, &exponent);                                       // magnitude = f * 2^exponent, f in [0.5, 1)
+  const int scale = std::max(exponent - 1, -6);                           // of the leading bit; -6: subnormal
   const double steps = std::nearbyint(std::ldexp(magnitude, 3 - scale));  // 8..16, below 8 where subnormal
   const int code = (scale + 7) * 8 + static_cast<int>(steps) - 8;
   return static_cast<std::uint8_t>(sign | code);
@@ -74,7 +76,9 @@ std::uint8_t to_f8e4m3(float value) {
 
 }  // namespace
 
-const char* name_of(Layout layout) noexcept { return layout == Layout::nhd ? "nhd" : "hnd"; }
+const char* name_of(Layout layout) noexcept {
+  return layout == Layout::nhd ? "nhd" : "hnd";
+}
 
 Batch PagedForest::batch() const {
   Batch out;
@@ -94,18 +98,21 @@ std::int64_t count_pages(const Forest& forest, int page_size) {
   for (std::size_t i = 0; i < length.size(); ++i) {
     const std::int32_t parent = forest.nodes[i].parent;
     // What lies beyond the full pages above it.
-    num_pages += (length[i] + page_size - 1) / page_size - (parent < 0 ? 0 : length[static_cast<std::size_t>(parent)] / page_size);
+    num_pages += (length[i] + page_size - 1) / page_size -
+                 (parent < 0 ? 0 : length[static_cast<std::size_t>(parent)] / page_size);
   }
   return num_pages;
 }
 
-PagedForest make_paged(const Forest& forest, int page_size, std::uint64_t seed, bool shuffle_requests, std::int64_t pool_pages) {
+PagedForest make_paged(const Forest& forest, int page_size, std::uint64_t seed, bool shuffle_requests,
+                       std::int64_t pool_pages) {
   PagedForest out;
   out.page_size = page_size;
   const std::vector<std::int64_t> length = path_lengths(forest);
   const std::int64_t num_pages = std::max(pool_pages, count_pages(forest, page_size));
   if (num_pages > INT32_MAX) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("workload: expected at most {} pages, got {}", INT32_MAX, num_pages));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("workload: expected at most {} pages, got {}", INT32_MAX, num_pages));
   }
   out.pool = std::make_unique<PagePool>(static_cast<std::int32_t>(num_pages), page_size);
   PagePool& pool = *out.pool;
@@ -123,8 +130,10 @@ PagedForest make_paged(const Forest& forest, int page_size, std::uint64_t seed, 
   std::vector<SequenceId> sequences(forest.nodes.size());
   for (std::size_t i = 0; i < forest.nodes.size(); ++i) {
     const ForestNode& node = forest.nodes[i];
-    const std::int64_t above = node.parent < 0 ? 0 : length[static_cast<std::size_t>(node.parent)] / page_size * page_size;
-    sequences[i] = above > 0 ? pool.clone_detached_prefix(sequences[static_cast<std::size_t>(node.parent)], above) : pool.create();
+    const std::int64_t above =
+        node.parent < 0 ? 0 : length[static_cast<std::size_t>(node.parent)] / page_size * page_size;
+    sequences[i] =
+        above > 0 ? pool.clone_detached_prefix(sequences[static_cast<std::size_t>(node.parent)], above) : pool.create();
     if (length[i] > above) pool.prepare_append(sequences[i], length[i] - above, copies, slots);
   }
 
@@ -137,20 +146,23 @@ PagedForest make_paged(const Forest& forest, int page_size, std::uint64_t seed, 
     const auto pages = pool.pages(sequences[node]);
     out.kv_indices.insert(out.kv_indices.end(), pages.begin(), pages.end());
     out.kv_indptr.push_back(static_cast<std::int32_t>(out.kv_indices.size()));
-    out.kv_last_page_len.push_back(length[node] == 0 ? 0 : static_cast<std::int32_t>((length[node] - 1) % page_size + 1));
+    out.kv_last_page_len.push_back(length[node] == 0 ? 0
+                                                     : static_cast<std::int32_t>((length[node] - 1) % page_size + 1));
     out.qo_indptr.push_back(out.qo_indptr.back() + forest.requests[r].num_rows);
   }
   return out;
 }
 
-// --- Memory -------------------------------------------------------------------------------------------------------------
+// --- Memory
+// -------------------------------------------------------------------------------------------------------------
 
 Buffer::Buffer(std::size_t bytes) : bytes_(round_up(std::max<std::size_t>(bytes, 1), kHugePage)) {
   void* const base = mmap(nullptr, bytes_ + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) throw Error(ErrorCode::io, fmt::format("benchmark memory: mmap of {} bytes failed", bytes_));
   // Aligned to a huge page; the rest of the mapping is given back.
   auto* const start = static_cast<std::byte*>(base);
-  const std::size_t skip = round_up(reinterpret_cast<std::uintptr_t>(start), kHugePage) - reinterpret_cast<std::uintptr_t>(start);
+  const std::size_t skip =
+      round_up(reinterpret_cast<std::uintptr_t>(start), kHugePage) - reinterpret_cast<std::uintptr_t>(start);
   if (skip > 0) munmap(start, skip);
   if (skip < kHugePage) munmap(start + skip + bytes_, kHugePage - skip);
   data_ = start + skip;
@@ -162,10 +174,12 @@ Buffer::Buffer(std::size_t bytes, std::size_t backing_bytes) : bytes_(round_up(b
   void* const base = mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   bool good = file >= 0 && base != MAP_FAILED && ftruncate(file, static_cast<off_t>(backing_bytes)) == 0;
   for (std::size_t at = 0; good && at < bytes_; at += backing_bytes) {
-    good = mmap(static_cast<std::byte*>(base) + at, backing_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED;
+    good = mmap(static_cast<std::byte*>(base) + at, backing_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file,
+                0) != MAP_FAILED;
   }
   if (file >= 0) close(file);
-  if (!good) throw Error(ErrorCode::io, fmt::format("benchmark memory: mapping {} bytes onto {} failed", bytes_, backing_bytes));
+  if (!good)
+    throw Error(ErrorCode::io, fmt::format("benchmark memory: mapping {} bytes onto {} failed", bytes_, backing_bytes));
   data_ = static_cast<std::byte*>(base);
   madvise(data_, bytes_, MADV_HUGEPAGE);
 }
@@ -174,7 +188,8 @@ Buffer::~Buffer() {
   if (data_ != nullptr) munmap(data_, bytes_);
 }
 
-Buffer::Buffer(Buffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+Buffer::Buffer(Buffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(data_, other.data_);
@@ -182,7 +197,8 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   return *this;
 }
 
-ColdKv::ColdKv(const AttentionShape& shape, std::int64_t num_pages, int page_size, Layout layout, bool mla, std::size_t cold_bytes) {
+ColdKv::ColdKv(const AttentionShape& shape, std::int64_t num_pages, int page_size, Layout layout, bool mla,
+               std::size_t cold_bytes) {
   const std::int64_t element = static_cast<std::int64_t>(size_of(shape.kv_dtype));
   const std::int64_t heads = shape.num_kv_heads;
   const auto side = [&](int head_dim) {  // elements of one page of K or of V
@@ -219,7 +235,8 @@ ColdKv::ColdKv(const AttentionShape& shape, std::int64_t num_pages, int page_siz
 }
 
 void fill_normal(void* data, DType dtype, std::size_t count, float deviation, std::uint64_t seed) {
-  // One table of random values, written again and again; its length is odd so that repetitions do not line up with pages.
+  // One table of random values, written again and again; its length is odd so that repetitions do not line up with
+  // pages.
   const std::size_t table_count = std::min<std::size_t>(count, (std::size_t{1} << 18) + 1);
   const std::size_t element = size_of(dtype);
   std::vector<std::byte> table(table_count * element);
@@ -247,10 +264,14 @@ void fill_normal(void* data, DType dtype, std::size_t count, float deviation, st
 
 double load_element(const void* data, DType dtype, std::int64_t index) {
   switch (dtype) {
-    case DType::f32: return static_cast<const float*>(data)[index];
-    case DType::f16: return from_f16(static_cast<const std::uint16_t*>(data)[index]);
-    case DType::bf16: return std::bit_cast<float>(static_cast<std::uint32_t>(static_cast<const std::uint16_t*>(data)[index]) << 16);
-    case DType::f8e4m3: return from_f8e4m3(static_cast<const std::uint8_t*>(data)[index]);
+    case DType::f32:
+      return static_cast<const float*>(data)[index];
+    case DType::f16:
+      return from_f16(static_cast<const std::uint16_t*>(data)[index]);
+    case DType::bf16:
+      return std::bit_cast<float>(static_cast<std::uint32_t>(static_cast<const std::uint16_t*>(data)[index]) << 16);
+    case DType::f8e4m3:
+      return from_f8e4m3(static_cast<const std::uint8_t*>(data)[index]);
   }
   return 0;
 }

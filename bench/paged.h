@@ -1,7 +1,8 @@
 // A forest with pages: real sequences of a PagePool, their page tables, and cold KV memory behind the page ids.
 //
-// Pages are taken from a shuffled free list, so that neighbours in a table are not neighbours in memory. A child adopts the
-// full pages of its parent (clone_detached_prefix); what lies in the parent's partly filled last page is stored again.
+// Pages are taken from a shuffled free list, so that neighbours in a table are not neighbours in memory. A child adopts
+// the full pages of its parent (clone_detached_prefix); what lies in the parent's partly filled last page is stored
+// again.
 #pragma once
 
 #include <cstddef>
@@ -34,18 +35,18 @@ struct PagedForest {
 /// Pages that make_paged takes.
 [[nodiscard]] std::int64_t count_pages(const Forest& forest, int page_size);
 
-/// Puts a forest into pages. `shuffle_requests`: requests in an order unrelated to the tree, as a server would have them.
-/// `pool_pages`: size of the pool, if larger than needed.
-[[nodiscard]] PagedForest make_paged(const Forest& forest, int page_size, std::uint64_t seed, bool shuffle_requests = false,
-                                     std::int64_t pool_pages = 0);
+/// Puts a forest into pages. `shuffle_requests`: requests in an order unrelated to the tree, as a server would have
+/// them. `pool_pages`: size of the pool, if larger than needed.
+[[nodiscard]] PagedForest make_paged(const Forest& forest, int page_size, std::uint64_t seed,
+                                     bool shuffle_requests = false, std::int64_t pool_pages = 0);
 
 /// Memory from mmap with huge pages asked for.
 class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(std::size_t bytes);
-  /// `bytes` of address space backed by only `backing_bytes` of memory, mapped again and again: for caches larger than the
-  /// machine. Page ids stay distinct, so sharing is what the tables say; reads are real.
+  /// `bytes` of address space backed by only `backing_bytes` of memory, mapped again and again: for caches larger than
+  /// the machine. Page ids stay distinct, so sharing is what the tables say; reads are real.
   Buffer(std::size_t bytes, std::size_t backing_bytes);
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
@@ -64,9 +65,10 @@ class Buffer {
 /// Copies of one KV cache, used in turn so that what a step reads is not in a processor cache from the step before.
 class ColdKv {
  public:
-  /// Enough copies that they cover at least `cold_bytes` (one copy: warm). With `mla`, V is a view of K's first head_dim_vo
-  /// elements. Filled with values of unit variance.
-  ColdKv(const AttentionShape& shape, std::int64_t num_pages, int page_size, Layout layout, bool mla, std::size_t cold_bytes);
+  /// Enough copies that they cover at least `cold_bytes` (one copy: warm). With `mla`, V is a view of K's first
+  /// head_dim_vo elements. Filled with values of unit variance.
+  ColdKv(const AttentionShape& shape, std::int64_t num_pages, int page_size, Layout layout, bool mla,
+         std::size_t cold_bytes);
 
   /// The next copy.
   [[nodiscard]] const KvCache& next() noexcept { return caches_[turn_++ % caches_.size()]; }

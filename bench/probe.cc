@@ -1,5 +1,5 @@
-// Machine probes; see probe.h. The loops of each instruction set are compiled with that set's target attribute, so that this
-// file needs no special flags; only the set that was asked for is executed.
+// Machine probes; see probe.h. The loops of each instruction set are compiled with that set's target attribute, so that
+// this file needs no special flags; only the set that was asked for is executed.
 #include "bench/probe.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kColdBytes = std::size_t{256} << 20;
 constexpr std::size_t kReadBytes = std::size_t{8} << 20;  ///< of one sample
-constexpr int kAccumulators = 12;                         ///< independent chains: enough to hide the latency of two units
+constexpr int kAccumulators = 12;  ///< independent chains: enough to hide the latency of two units
 
 // Each loop: `rounds` x kAccumulators multiply-adds of one vector; returns a value that depends on all of them.
 struct Loop {
@@ -131,7 +131,8 @@ MachineProbe::MachineProbe(Executor& executor, Isa isa) : executor_(executor), i
   const auto best = [&](bool dot16) {
     double seconds = 1e9;
     for (int i = 0; i < 20; ++i) seconds = std::min(seconds, timed_arithmetic(dot16, rounds));
-    return static_cast<double>(rounds) * kAccumulators * loop_for(isa_, dot16).flops * executor_.num_workers() / seconds / 1e9;
+    return static_cast<double>(rounds) * kAccumulators * loop_for(isa_, dot16).flops * executor_.num_workers() /
+           seconds / 1e9;
   };
   peaks_.fma32 = best(false);
   peaks_.dot16 = isa == Isa::avx512_bf16 ? best(true) : peaks_.fma32;

@@ -1,7 +1,8 @@
-// What the machine can do right now: read rate from memory, arithmetic peak, and whether two threads run on one core's speed.
+// What the machine can do right now: read rate from memory, arithmetic peak, and whether two threads run on one core's
+// speed.
 //
-// Virtual machines lend and take away bandwidth and cores by the second, so the rate is probed around every sample and the
-// limit of a sample is computed from it. Peaks are measured once, as the best of several short runs.
+// Virtual machines lend and take away bandwidth and cores by the second, so the rate is probed around every sample and
+// the limit of a sample is computed from it. Peaks are measured once, as the best of several short runs.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +33,8 @@ class MachineProbe {
   [[nodiscard]] double peak_gflops(DType q_dtype, DType kv_dtype) const noexcept;
 
   struct Sample {
-    double read_gbs = 0;       ///< read rate of cold memory, all workers
-    bool throttled = false;    ///< the workers together had less than 1 / 1.4 of the arithmetic measured at the start
+    double read_gbs = 0;     ///< read rate of cold memory, all workers
+    bool throttled = false;  ///< the workers together had less than 1 / 1.4 of the arithmetic measured at the start
   };
   /// About 0.4 ms: reads a fresh part of a buffer far larger than the caches, and runs a short arithmetic loop.
   [[nodiscard]] Sample sample();

@@ -22,7 +22,8 @@ RowResult attend_row(const AttentionShape& shape, const PagedForest& paged, cons
   }
   const double scale = 1.0 / std::sqrt(static_cast<double>(shape.head_dim_qk));
   const auto base = [&](const PagedTensor& side, std::int64_t position) {
-    const std::int64_t page = paged.kv_indices[static_cast<std::size_t>(paged.kv_indptr[request] + position / paged.page_size)];
+    const std::int64_t page =
+        paged.kv_indices[static_cast<std::size_t>(paged.kv_indptr[request] + position / paged.page_size)];
     return page * side.page_stride + position % paged.page_size * side.token_stride + kv_head * side.head_stride;
   };
   std::vector<double> scores(static_cast<std::size_t>(length));
@@ -30,7 +31,8 @@ RowResult attend_row(const AttentionShape& shape, const PagedForest& paged, cons
   for (std::int64_t p = 0; p < length; ++p) {
     const std::int64_t at = base(kv.k, p);
     double score = 0;
-    for (int d = 0; d < shape.head_dim_qk; ++d) score += query[static_cast<std::size_t>(d)] * load_element(kv.k.data, kv.dtype, at + d);
+    for (int d = 0; d < shape.head_dim_qk; ++d)
+      score += query[static_cast<std::size_t>(d)] * load_element(kv.k.data, kv.dtype, at + d);
     scores[static_cast<std::size_t>(p)] = score * scale;
     largest = std::max(largest, score * scale);
   }
@@ -42,7 +44,8 @@ RowResult attend_row(const AttentionShape& shape, const PagedForest& paged, cons
     const double weight = std::exp(scores[static_cast<std::size_t>(p)] - largest);
     const std::int64_t at = base(kv.v, p);
     sum += weight;
-    for (int d = 0; d < shape.head_dim_vo; ++d) result.out[static_cast<std::size_t>(d)] += weight * load_element(kv.v.data, kv.dtype, at + d);
+    for (int d = 0; d < shape.head_dim_vo; ++d)
+      result.out[static_cast<std::size_t>(d)] += weight * load_element(kv.v.data, kv.dtype, at + d);
   }
   for (double& value : result.out) value /= sum;
   result.lse = (largest + std::log(sum)) / std::log(2.0);
@@ -57,8 +60,8 @@ double tolerance(const AttentionShape& shape) {
   return has(DType::bf16) ? 2e-2 : has(DType::f16) ? 5e-3 : 2e-5;
 }
 
-ErrorSample compare_with_reference(const AttentionShape& shape, const PagedForest& paged, const KvCache& kv, const ConstRowsView& q,
-                                   const ConstRowsView& out, const LseView& lse, int max_rows) {
+ErrorSample compare_with_reference(const AttentionShape& shape, const PagedForest& paged, const KvCache& kv,
+                                   const ConstRowsView& q, const ConstRowsView& out, const LseView& lse, int max_rows) {
   constexpr std::int64_t kMaxElements = 40'000'000;
   ErrorSample sample;
   double max_error = 0;
@@ -72,7 +75,8 @@ ErrorSample compare_with_reference(const AttentionShape& shape, const PagedFores
     const std::int64_t row = wanted == 1 ? 0 : i * (num_rows - 1) / (wanted - 1);
     if (row == previous) continue;
     previous = row;
-    const auto request = static_cast<std::size_t>(std::ranges::upper_bound(paged.qo_indptr, static_cast<std::int32_t>(row)) - paged.qo_indptr.begin() - 1);
+    const auto request = static_cast<std::size_t>(
+        std::ranges::upper_bound(paged.qo_indptr, static_cast<std::int32_t>(row)) - paged.qo_indptr.begin() - 1);
     if (static_cast<std::int64_t>(request) >= num_requests) continue;
     const std::int64_t rows_of_request = paged.qo_indptr[request + 1] - paged.qo_indptr[request];
     const std::int64_t length = paged.num_tokens(request) - rows_of_request + (row - paged.qo_indptr[request]) + 1;

@@ -1,4 +1,5 @@
-// Attention of single rows in double precision, by two plain loops over the page table: what a cell's output is compared with.
+// Attention of single rows in double precision, by two plain loops over the page table: what a cell's output is
+// compared with.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +17,14 @@ struct ErrorSample {
   int rows = 0;
 };
 
-/// Compares up to `max_rows` query rows (first, last and evenly between) of a causal step without further masks. At most
-/// about 40 million key elements are visited per call; at least one row is.
-[[nodiscard]] ErrorSample compare_with_reference(const AttentionShape& shape, const PagedForest& paged, const KvCache& kv,
-                                                 const ConstRowsView& q, const ConstRowsView& out, const LseView& lse, int max_rows);
+/// Compares up to `max_rows` query rows (first, last and evenly between) of a causal step without further masks. At
+/// most about 40 million key elements are visited per call; at least one row is.
+[[nodiscard]] ErrorSample compare_with_reference(const AttentionShape& shape, const PagedForest& paged,
+                                                 const KvCache& kv, const ConstRowsView& q, const ConstRowsView& out,
+                                                 const LseView& lse, int max_rows);
 
-/// Tolerance on max_rel_error: the coarsest of q, 16-bit KV and out counts (f32 2e-5, f16 5e-3, bf16 2e-2); fp8 KV takes the
-/// class of q; fp32 q and out on 16-bit KV: 5e-3.
+/// Tolerance on max_rel_error: the coarsest of q, 16-bit KV and out counts (f32 2e-5, f16 5e-3, bf16 2e-2); fp8 KV
+/// takes the class of q; fp32 q and out on 16-bit KV: 5e-3.
 [[nodiscard]] double tolerance(const AttentionShape& shape);
 
 }  // namespace headwater::bench

@@ -34,8 +34,9 @@ std::vector<ReplayStep> steps_of_trace(const cli::Trace& trace, int count, doubl
   return out;
 }
 
-ReplaySummary replay(Harness& harness, const std::string& name, const std::vector<ReplayStep>& steps, const BenchConfig& config,
-                     const std::function<void(const CellResult&)>& on_cell, const std::function<void(double)>& progress) {
+ReplaySummary replay(Harness& harness, const std::string& name, const std::vector<ReplayStep>& steps,
+                     const BenchConfig& config, const std::function<void(const CellResult&)>& on_cell,
+                     const std::function<void(double)>& progress) {
   ReplaySummary summary;
   summary.name = name;
   if (steps.empty()) return summary;

@@ -11,14 +11,17 @@ namespace {
 
 std::string shape_text(const CellResult& cell) {
   const AttentionShape& s = cell.shape;
-  const std::string dim = s.head_dim_qk == s.head_dim_vo ? fmt::format("{}", s.head_dim_qk) : fmt::format("{}:{}", s.head_dim_qk, s.head_dim_vo);
-  const std::string types = s.q_dtype == s.kv_dtype ? std::string(name_of(s.kv_dtype)) : fmt::format("{}/{}", name_of(s.q_dtype), name_of(s.kv_dtype));
+  const std::string dim = s.head_dim_qk == s.head_dim_vo ? fmt::format("{}", s.head_dim_qk)
+                                                         : fmt::format("{}:{}", s.head_dim_qk, s.head_dim_vo);
+  const std::string types = s.q_dtype == s.kv_dtype ? std::string(name_of(s.kv_dtype))
+                                                    : fmt::format("{}/{}", name_of(s.q_dtype), name_of(s.kv_dtype));
   return fmt::format("{}/{}/{} {} {}", s.num_qo_heads, s.num_kv_heads, dim, types, name_of(cell.layout));
 }
 
 /// Width on a terminal: code points, not bytes.
 std::size_t width(const std::string& text) {
-  return static_cast<std::size_t>(std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+  return static_cast<std::size_t>(
+      std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
 }  // namespace
@@ -71,21 +74,31 @@ std::string human_us(double us) {
 }
 
 TextTable cell_table() {
-  return TextTable({"<workload", "<shape", "batch", "<policy", "<path", "<isa", "median (min, max)", "speed-up [95 %]", "KV read", "of flat", "of distinct",
-                    "plan cold/warm", "limit", "x limit", "read GB/s", "error", "dropped"});
+  return TextTable({"<workload", "<shape", "batch", "<policy", "<path", "<isa", "median (min, max)", "speed-up [95 %]",
+                    "KV read", "of flat", "of distinct", "plan cold/warm", "limit", "x limit", "read GB/s", "error",
+                    "dropped"});
 }
 
 void add_rows(TextTable& table, const CellResult& cell) {
   for (std::size_t a = 0; a < cell.arms.size(); ++a) {
     const ArmResult& arm = cell.arms[a];
-    const auto ratio = [&](std::int64_t whole) { return whole > 0 ? static_cast<double>(arm.stats.kv_bytes_read) / static_cast<double>(whole) : 0.0; };
+    const auto ratio = [&](std::int64_t whole) {
+      return whole > 0 ? static_cast<double>(arm.stats.kv_bytes_read) / static_cast<double>(whole) : 0.0;
+    };
     const auto [low, high] = std::ranges::minmax_element(arm.rep_medians_us);
-    const std::string speedup = a == 0 ? "1" : arm.same_plan_as_first ? "same plan" : fmt::format("{:.2f} [{:.2f}, {:.2f}]", arm.speedup.middle, arm.speedup.low, arm.speedup.high);
-    table.add({a == 0 ? cell.workload : "", a == 0 ? shape_text(cell) : "", a == 0 ? fmt::format("{}", cell.batch) : "", std::string(name_of(arm.policy)),
-               std::string(name_of(arm.stats.path)), std::string(name_of(arm.isa)), fmt::format("{} ({}, {})", human_us(arm.median_us), human_us(*low), human_us(*high)),
-               speedup, human_bytes(static_cast<double>(arm.stats.kv_bytes_read)), fmt::format("{:.1f} %", 100 * ratio(arm.stats.kv_bytes_flat)),
-               fmt::format("{:.2f}x", ratio(arm.stats.kv_bytes_unique)), fmt::format("{:.1f}/{:.1f} us", arm.plan_us, arm.plan_warm_us), human_us(arm.limit_us),
-               fmt::format("{:.2f}", arm.times_limit), a == 0 ? fmt::format("{:.1f}{}", cell.read_gbs, cell.kv_aliased ? "*" : "") : "",
+    const std::string speedup = a == 0                   ? "1"
+                                : arm.same_plan_as_first ? "same plan"
+                                                         : fmt::format("{:.2f} [{:.2f}, {:.2f}]", arm.speedup.middle,
+                                                                       arm.speedup.low, arm.speedup.high);
+    table.add({a == 0 ? cell.workload : "", a == 0 ? shape_text(cell) : "", a == 0 ? fmt::format("{}", cell.batch) : "",
+               std::string(name_of(arm.policy)), std::string(name_of(arm.stats.path)), std::string(name_of(arm.isa)),
+               fmt::format("{} ({}, {})", human_us(arm.median_us), human_us(*low), human_us(*high)), speedup,
+               human_bytes(static_cast<double>(arm.stats.kv_bytes_read)),
+               fmt::format("{:.1f} %", 100 * ratio(arm.stats.kv_bytes_flat)),
+               fmt::format("{:.2f}x", ratio(arm.stats.kv_bytes_unique)),
+               fmt::format("{:.1f}/{:.1f} us", arm.plan_us, arm.plan_warm_us), human_us(arm.limit_us),
+               fmt::format("{:.2f}", arm.times_limit),
+               a == 0 ? fmt::format("{:.1f}{}", cell.read_gbs, cell.kv_aliased ? "*" : "") : "",
                fmt::format("{:.1e}", arm.max_rel_error), a == 0 ? fmt::format("{}", cell.dropped) : ""});
   }
 }

@@ -10,7 +10,8 @@
 
 namespace headwater::bench {
 
-/// Rows of text with aligned columns; the first row is the heading. Columns whose heading starts with '<' are left-aligned.
+/// Rows of text with aligned columns; the first row is the heading. Columns whose heading starts with '<' are
+/// left-aligned.
 class TextTable {
  public:
   explicit TextTable(std::vector<std::string> headings) : rows_{std::move(headings)} {}

@@ -1,4 +1,5 @@
-// One attention call with everything it needs, owned: plan, query, output, LSE, workspace. Its outcome is checked on every run.
+// One attention call with everything it needs, owned: plan, query, output, LSE, workspace. Its outcome is checked on
+// every run.
 #pragma once
 
 #include "bench/paged.h"
@@ -9,10 +10,11 @@ namespace headwater::bench {
 class Step {
  public:
   /// Plans `paged`; the query has unit variance.
-  Step(Planner& planner, const AttentionShape& shape, const PagedForest& paged, const PlanOptions& options, std::optional<Isa> isa);
+  Step(Planner& planner, const AttentionShape& shape, const PagedForest& paged, const PlanOptions& options,
+       std::optional<Isa> isa);
 
-  /// Runs on `kv` and returns the seconds of cpu::run alone. Throws Error(internal) when the path, the instruction set or the
-  /// bytes read are not those of the plan.
+  /// Runs on `kv` and returns the seconds of cpu::run alone. Throws Error(internal) when the path, the instruction set
+  /// or the bytes read are not those of the plan.
   double run(const KvCache& kv, Executor& executor);
 
   [[nodiscard]] Plan& plan() noexcept { return plan_; }

@@ -46,7 +46,8 @@ BenchConfig with_types(BenchConfig config, DType type) {
   return config;
 }
 
-SuiteGroup group(std::string name, std::string what, std::vector<Workload> workloads, BenchConfig config, double mean_bound, double cell_bound) {
+SuiteGroup group(std::string name, std::string what, std::vector<Workload> workloads, BenchConfig config,
+                 double mean_bound, double cell_bound) {
   SuiteGroup out;
   out.name = std::move(name);
   out.what = std::move(what);
@@ -77,11 +78,13 @@ std::vector<SuiteGroup> all_groups(const BenchConfig& base) {
   std::vector<SuiteGroup> out;
   out.push_back(group("hnd", "bf16, 32/8/128, page 16, HND", main_cells(), bf16, 1.6, 2.1));
   out.push_back(group("nhd", "bf16, 32/8/128, page 16, NHD", main_cells(), nhd, 1.9, 2.6));
-  out.push_back(group("fp32", "fp32 q and KV, 32/8/128, HND", {cell(8, 2048, 256), cell(32, 2048, 256)}, with_types(bf16, DType::f32), 1.6, 0));
+  out.push_back(group("fp32", "fp32 q and KV, 32/8/128, HND", {cell(8, 2048, 256), cell(32, 2048, 256)},
+                      with_types(bf16, DType::f32), 1.6, 0));
   out.push_back(group("avx2", "bf16 on AVX2, HND", three, bf16, 0, 2.2));
   out.back().isa = Isa::avx2;
   out.push_back(group("fp16", "fp16 q and KV, HND", three, with_types(bf16, DType::f16), 0, 2.2));
-  out.push_back(group("mla", "latent attention 576/512, V a view of K, bf16", {cell(8, 2048, 256), cell(32, 2048, 256)}, mla, 0, 4.0));
+  out.push_back(group("mla", "latent attention 576/512, V a view of K, bf16", {cell(8, 2048, 256), cell(32, 2048, 256)},
+                      mla, 0, 4.0));
   SuiteGroup cascade = group("cascade", "bf16, B = 8, P = 8192: cascade over flat", {cell(8, 8192, 256)}, bf16, 0, 0);
   cascade.config.policies = {Policy::flat, Policy::automatic};
   cascade.speedup_bound = 1.5;
@@ -104,11 +107,14 @@ std::vector<SuiteGroup> find_suite(std::string_view name, const BenchConfig& bas
   for (SuiteGroup& candidate : all_groups(base)) {
     const bool in_cells = candidate.name == "hnd" || candidate.name == "nhd" || candidate.name == "fp32";
     const bool in_isa = candidate.name == "avx2" || candidate.name == "fp16" || candidate.name == "mla";
-    if (candidate.name == name || (name == "cells" && in_cells) || (name == "isa" && in_isa)) out.push_back(std::move(candidate));
+    if (candidate.name == name || (name == "cells" && in_cells) || (name == "isa" && in_isa))
+      out.push_back(std::move(candidate));
   }
   if (out.empty()) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("suite: expected one of cells, hnd, nhd, fp32, isa, avx2, fp16, mla, cascade, policies, got \"{}\"", name));
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("suite: expected one of cells, hnd, nhd, fp32, isa, avx2, fp16, mla, cascade, policies, got \"{}\"",
+                    name));
   }
   return out;
 }

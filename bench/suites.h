@@ -15,15 +15,15 @@ struct SuiteGroup {
   std::string what;
   std::vector<Workload> workloads;
   BenchConfig config;
-  std::optional<Isa> isa;        ///< forced for the group
-  double mean_bound = 0;         ///< geometric mean of times_limit of the last arm; 0: no bound
-  double cell_bound = 0;         ///< times_limit of any cell; 0: no bound
-  double speedup_bound = 0;      ///< first arm / last arm, every cell; 0: no bound
-  bool never_slower = false;     ///< auto against flat within 2 %, against the best policy within 5 %
+  std::optional<Isa> isa;     ///< forced for the group
+  double mean_bound = 0;      ///< geometric mean of times_limit of the last arm; 0: no bound
+  double cell_bound = 0;      ///< times_limit of any cell; 0: no bound
+  double speedup_bound = 0;   ///< first arm / last arm, every cell; 0: no bound
+  bool never_slower = false;  ///< auto against flat within 2 %, against the best policy within 5 %
 };
 
-/// Names: cells (hnd, nhd, fp32), isa (avx2, fp16, mla), cascade, policies; or one group's own name. `base` gives steps, reps
-/// and the like. Error(invalid_argument) lists the names.
+/// Names: cells (hnd, nhd, fp32), isa (avx2, fp16, mla), cascade, policies; or one group's own name. `base` gives
+/// steps, reps and the like. Error(invalid_argument) lists the names.
 [[nodiscard]] std::vector<SuiteGroup> find_suite(std::string_view name, const BenchConfig& base);
 
 }  // namespace headwater::bench

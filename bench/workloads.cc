@@ -69,7 +69,8 @@ std::uint64_t parse_number(std::string_view text, std::string_view whole) {
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("workload \"{}\": expected a number, got \"{}\"", whole, text));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("workload \"{}\": expected a number, got \"{}\"", whole, text));
   }
   return value;
 }
@@ -80,9 +81,11 @@ std::vector<Workload> random_workloads(std::string_view name) {
   const std::uint64_t seed = rest.empty() ? 1 : parse_number(rest.substr(0, colon), name);
   const std::uint64_t count = colon == std::string_view::npos ? 1 : parse_number(rest.substr(colon + 1), name);
   if (count < 1 || count > 1000) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("workload \"{}\": count: expected 1..1000, got {}", name, count));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("workload \"{}\": count: expected 1..1000, got {}", name, count));
   }
-  static constexpr std::array<std::array<int, 3>, 6> kShapes = {{{32, 8, 128}, {16, 2, 128}, {9, 3, 64}, {8, 8, 64}, {28, 4, 128}, {8, 1, 128}}};
+  static constexpr std::array<std::array<int, 3>, 6> kShapes = {
+      {{32, 8, 128}, {16, 2, 128}, {9, 3, 64}, {8, 8, 64}, {28, 4, 128}, {8, 1, 128}}};
   std::vector<Workload> out;
   for (std::uint64_t i = 0; i < count; ++i) {
     Workload workload = named(fmt::format("random:{}", seed + i), random_forest(seed + i));
@@ -193,7 +196,8 @@ std::vector<Workload> find_workloads(std::string_view name) {
   } else if (name == "chat") {
     for (const int batch : {4, 8, 64}) {
       for (const int prefix : {2048, 4096, 8192}) {
-        for (const int suffix : {128, 256}) out.push_back(named(fmt::format("1,{}|{},{}", batch, prefix, suffix), two_level(prefix, batch, suffix)));
+        for (const int suffix : {128, 256})
+          out.push_back(named(fmt::format("1,{}|{},{}", batch, prefix, suffix), two_level(prefix, batch, suffix)));
       }
     }
   } else if (name == "beam") {
@@ -209,9 +213,11 @@ std::vector<Workload> find_workloads(std::string_view name) {
     workload.num_qo_heads = 8;
     workload.num_kv_heads = 1;
     out.push_back(std::move(workload));
-    for (const int batch : {64, 128, 256, 512}) out.push_back(named(fmt::format("1,{}|512,32", batch), two_level(512, batch, 32)));
+    for (const int batch : {64, 128, 256, 512})
+      out.push_back(named(fmt::format("1,{}|512,32", batch), two_level(512, batch, 32)));
   } else if (name == "codec") {
-    for (const int batch : {4, 16, 64}) out.push_back(named(fmt::format("1,{}|2048,2048", batch), two_level(2048, batch, 2048)));
+    for (const int batch : {4, 16, 64})
+      out.push_back(named(fmt::format("1,{}|2048,2048", batch), two_level(2048, batch, 2048)));
     std::string nodes = "1";
     std::string tokens = "1024";
     for (int depth = 2; depth <= 6; ++depth) {
@@ -229,30 +235,32 @@ std::vector<Workload> find_workloads(std::string_view name) {
       }
     }
   } else if (name == "unshared") {
-    for (const char* notation : {"1|2048", "8|512", "8|2048", "64|1024"}) out.push_back(named(notation, cli::parse_workload(notation)));
+    for (const char* notation : {"1|2048", "8|512", "8|2048", "64|1024"})
+      out.push_back(named(notation, cli::parse_workload(notation)));
   } else if (name == "random" || name.starts_with("random:")) {
     return random_workloads(name);
   } else if (name.find('|') != std::string_view::npos) {
     out.push_back(named(std::string(name), cli::parse_workload(name)));
   } else {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("workload: expected a notation such as 1,64|8192,256 or one of fasttree, pat, chat, beam, losing, codec, "
-                            "flashinfer, unshared, random:SEED:COUNT, got \"{}\"",
-                            name));
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format(
+            "workload: expected a notation such as 1,64|8192,256 or one of fasttree, pat, chat, beam, losing, codec, "
+            "flashinfer, unshared, random:SEED:COUNT, got \"{}\"",
+            name));
   }
   return out;
 }
 
 std::string describe_workload_names() {
-  return
-      "  1,64|8192,256      levels: nodes per level | tokens per node; the last level's nodes are requests\n"
-      "  fasttree, pat      the kernel sets of FastTree (15 trees) and PAT (16 trees, pages of 32, shuffled)\n"
-      "  chat               a system prompt: batch 4, 8, 64 x prefix 2048, 4096, 8192 x suffix 128, 256\n"
-      "  beam               128 beams, suffix 3, prefix 128 .. 4096, heads 16/8\n"
-      "  losing             cells where cascade attention is known to lose elsewhere\n"
-      "  codec, flashinfer  two-level and binary trees; multi-head attention with 32 KV heads\n"
-      "  unshared           nothing shared\n"
-      "  random:SEED:COUNT  seeded random forests with various heads\n";
+  return "  1,64|8192,256      levels: nodes per level | tokens per node; the last level's nodes are requests\n"
+         "  fasttree, pat      the kernel sets of FastTree (15 trees) and PAT (16 trees, pages of 32, shuffled)\n"
+         "  chat               a system prompt: batch 4, 8, 64 x prefix 2048, 4096, 8192 x suffix 128, 256\n"
+         "  beam               128 beams, suffix 3, prefix 128 .. 4096, heads 16/8\n"
+         "  losing             cells where cascade attention is known to lose elsewhere\n"
+         "  codec, flashinfer  two-level and binary trees; multi-head attention with 32 KV heads\n"
+         "  unshared           nothing shared\n"
+         "  random:SEED:COUNT  seeded random forests with various heads\n";
 }
 
 }  // namespace headwater::bench

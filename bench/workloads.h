@@ -1,4 +1,5 @@
-// Workloads by name: the kernel sets of published systems, two-level cells, beams, nothing shared, seeded random shapes.
+// Workloads by name: the kernel sets of published systems, two-level cells, beams, nothing shared, seeded random
+// shapes.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +12,25 @@
 namespace headwater::bench {
 
 struct Workload {
-  std::string name;          ///< its own notation, or what it is
+  std::string name;  ///< its own notation, or what it is
   Forest forest;
-  int num_qo_heads = 0;      ///< 0: the caller's
+  int num_qo_heads = 0;  ///< 0: the caller's
   int num_kv_heads = 0;
   int head_dim = 0;
   int page_size = 0;
-  bool shuffled = false;     ///< requests in an order unrelated to the tree
+  bool shuffled = false;  ///< requests in an order unrelated to the tree
 };
 
 /// batch requests that share `shared` tokens and have `own` tokens each.
 [[nodiscard]] Forest two_level(std::int64_t shared, std::int64_t batch, std::int64_t own);
 /// batch requests of `tokens` each that share nothing.
 [[nodiscard]] Forest unshared(std::int64_t batch, std::int64_t tokens);
-/// A random forest: 1..64 requests, up to four levels, node lengths from 1 to 2,048 tokens, log-uniform; some requests with
-/// several query rows. The same seed gives the same forest everywhere.
+/// A random forest: 1..64 requests, up to four levels, node lengths from 1 to 2,048 tokens, log-uniform; some requests
+/// with several query rows. The same seed gives the same forest everywhere.
 [[nodiscard]] Forest random_forest(std::uint64_t seed);
 
-/// A named set, or the notation of cli/formats.h (one workload). Names: fasttree, pat, chat, beam, losing, codec, flashinfer,
-/// unshared, random:SEED or random:SEED:COUNT. Error(invalid_argument) lists the names.
+/// A named set, or the notation of cli/formats.h (one workload). Names: fasttree, pat, chat, beam, losing, codec,
+/// flashinfer, unshared, random:SEED or random:SEED:COUNT. Error(invalid_argument) lists the names.
 [[nodiscard]] std::vector<Workload> find_workloads(std::string_view name);
 
 /// One line for each name, for --help.

@@ -1,7 +1,7 @@
 // `headwater bench`: flags, what to measure, where results go. The measuring is in bench/.
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <filesystem>
 
 #include "bench/plot.h"
@@ -70,7 +70,7 @@ class BenchRun {
   ThreadPool pool_;
   ProgressBar bar_;
   std::string label_;
-  double done_ = 0;   ///< cells finished, for the bar
+  double done_ = 0;  ///< cells finished, for the bar
   double total_ = 1;
   std::unique_ptr<bench::Harness> harness_;
   Isa harness_isa_ = Isa::scalar;
@@ -100,7 +100,8 @@ BenchRun::BenchRun(const BenchFlags& flags) : flags_(flags), pool_(flags.threads
   config_.model = load_device_model(flags_.device_model, model_source_);
   if (!flags_.isa.empty()) config_.isa = parse_isa(flags_.isa, "--isa");
   if (config_.isa && *config_.isa > cpu::detect_isa()) {
-    throw Error(ErrorCode::unsupported, fmt::format("--isa: this processor has {}, not {}", name_of(cpu::detect_isa()), flags_.isa));
+    throw Error(ErrorCode::unsupported,
+                fmt::format("--isa: this processor has {}, not {}", name_of(cpu::detect_isa()), flags_.isa));
   }
   if (!flags_.policies.empty()) {
     config_.policies.clear();
@@ -116,8 +117,9 @@ bench::Harness& BenchRun::harness(Isa isa) {
     });
     harness_isa_ = isa;
     const bench::Peaks& peaks = harness_->probe().peaks();
-    note(fmt::format("{}: {} workers, {}; memory {:.1f} GB/s; peak fp32 {:.0f}, bf16 {:.0f} GFLOP/s; model: {}", machine_name(), pool_.num_workers(), name_of(isa),
-                     harness_->probe().memory_gbs(), peaks.fma32, peaks.dot16, model_source_));
+    note(fmt::format("{}: {} workers, {}; memory {:.1f} GB/s; peak fp32 {:.0f}, bf16 {:.0f} GFLOP/s; model: {}",
+                     machine_name(), pool_.num_workers(), name_of(isa), harness_->probe().memory_gbs(), peaks.fma32,
+                     peaks.dot16, model_source_));
   }
   return *harness_;
 }
@@ -149,9 +151,12 @@ void BenchRun::overhead(const bench::Workload& workload, const bench::BenchConfi
   json_.push_back(bench::to_json(result));
   done_ += 1;
   gate(result.passed(),
-       fmt::format("overhead, nothing shared, {} requests of {}: flat {}, planning {:.1f} us warm ({:.2f} %), {:.1f} us cold; (flat + planning) / flat {:.4f} [{:.4f}, {:.4f}] in {} pairs; {}",
-                   result.batch, result.workload, bench::human_us(result.flat_us), result.plan_warm_us, 100 * result.plan_warm_us / result.flat_us, result.plan_cold_us,
-                   result.ratio.middle, result.ratio.low, result.ratio.high, result.pairs, result.same_plan ? "the plan is flat's, byte for byte" : "THE PLAN DIFFERS FROM FLAT'S"));
+       fmt::format("overhead, nothing shared, {} requests of {}: flat {}, planning {:.1f} us warm ({:.2f} %), {:.1f} "
+                   "us cold; (flat + planning) / flat {:.4f} [{:.4f}, {:.4f}] in {} pairs; {}",
+                   result.batch, result.workload, bench::human_us(result.flat_us), result.plan_warm_us,
+                   100 * result.plan_warm_us / result.flat_us, result.plan_cold_us, result.ratio.middle,
+                   result.ratio.low, result.ratio.high, result.pairs,
+                   result.same_plan ? "the plan is flat's, byte for byte" : "THE PLAN DIFFERS FROM FLAT'S"));
 }
 
 void BenchRun::replay(const std::string& name, const std::vector<bench::ReplayStep>& steps, bench::BenchConfig config) {
@@ -160,7 +165,8 @@ void BenchRun::replay(const std::string& name, const std::vector<bench::ReplaySt
   label_ = name;
   const double start = done_;
   const bench::ReplaySummary summary = bench::replay(
-      harness(config.isa.value_or(cpu::detect_isa())), name, steps, config, [&](const bench::CellResult& cell) { bench::append_json(json_, cell); },
+      harness(config.isa.value_or(cpu::detect_isa())), name, steps, config,
+      [&](const bench::CellResult& cell) { bench::append_json(json_, cell); },
       [&](double fraction) {
         done_ = start + fraction;
         throw_if_interrupted();
@@ -168,11 +174,15 @@ void BenchRun::replay(const std::string& name, const std::vector<bench::ReplaySt
   done_ = start + 1;
   json_.push_back(bench::to_json(summary));
   gate(summary.passed(),
-       fmt::format("{}: {} steps, {:.1f} requests on average; {} KV read of {} flat ({:.1f}x less), {} distinct; x limit {:.2f}; speed-up {:.2f} (of total time {:.2f}); time / {} {:.3f} [{:.3f}, {:.3f}]; "
+       fmt::format("{}: {} steps, {:.1f} requests on average; {} KV read of {} flat ({:.1f}x less), {} distinct; x "
+                   "limit {:.2f}; speed-up {:.2f} (of total time {:.2f}); time / {} {:.3f} [{:.3f}, {:.3f}]; "
                    "{} plans are flat's; {} samples dropped",
-                   name, summary.steps, summary.mean_requests, bench::human_bytes(summary.bytes_read), bench::human_bytes(summary.bytes_flat),
-                   summary.bytes_read > 0 ? summary.bytes_flat / summary.bytes_read : 0, bench::human_bytes(summary.bytes_unique), summary.times_limit, summary.speedup,
-                   summary.total_speedup, name_of(config.policies.front()), summary.pair_ratio.middle, summary.pair_ratio.low, summary.pair_ratio.high, summary.identical_plans, summary.dropped));
+                   name, summary.steps, summary.mean_requests, bench::human_bytes(summary.bytes_read),
+                   bench::human_bytes(summary.bytes_flat),
+                   summary.bytes_read > 0 ? summary.bytes_flat / summary.bytes_read : 0,
+                   bench::human_bytes(summary.bytes_unique), summary.times_limit, summary.speedup,
+                   summary.total_speedup, name_of(config.policies.front()), summary.pair_ratio.middle,
+                   summary.pair_ratio.low, summary.pair_ratio.high, summary.identical_plans, summary.dropped));
 }
 
 void BenchRun::judge(const bench::SuiteGroup& group, const std::vector<bench::CellResult>& cells) {
@@ -186,12 +196,15 @@ void BenchRun::judge(const bench::SuiteGroup& group, const std::vector<bench::Ce
     const double mean = bench::geometric_mean(limits);
     const auto bound = [](double value) { return value > 0 ? fmt::format("{:.1f}", value) : std::string("none"); };
     gate((group.mean_bound <= 0 || mean <= group.mean_bound) && (group.cell_bound <= 0 || worst <= group.cell_bound),
-         fmt::format("{}: geometric mean {:.2f}x the limit (bound {}), worst cell {:.2f}x (bound {})", group.name, mean, bound(group.mean_bound), worst, bound(group.cell_bound)));
+         fmt::format("{}: geometric mean {:.2f}x the limit (bound {}), worst cell {:.2f}x (bound {})", group.name, mean,
+                     bound(group.mean_bound), worst, bound(group.cell_bound)));
   }
   for (const bench::CellResult& cell : cells) {
     if (group.speedup_bound > 0) {
       const bench::Interval& s = cell.arms.back().speedup;
-      gate(s.high >= group.speedup_bound, fmt::format("{}: {} over flat {:.2f} [{:.2f}, {:.2f}] (bound {:.1f})", cell.workload, name_of(cell.arms.back().policy), s.middle, s.low, s.high, group.speedup_bound));
+      gate(s.high >= group.speedup_bound,
+           fmt::format("{}: {} over flat {:.2f} [{:.2f}, {:.2f}] (bound {:.1f})", cell.workload,
+                       name_of(cell.arms.back().policy), s.middle, s.low, s.high, group.speedup_bound));
     }
     if (!group.never_slower) continue;
     const bench::ArmResult& automatic = *std::ranges::find(cell.arms, Policy::automatic, &bench::ArmResult::policy);
@@ -199,8 +212,10 @@ void BenchRun::judge(const bench::SuiteGroup& group, const std::vector<bench::Ce
     const bench::Interval to_flat = bench::pair_ratio(automatic.samples_us, cell.arms.front().samples_us);
     const bench::Interval to_best = bench::pair_ratio(automatic.samples_us, best->samples_us);
     gate((automatic.same_plan_as_first || to_flat.low <= 1.02) && to_best.low <= 1.05,
-         fmt::format("{} {}/{}: auto / flat {:.3f} [{:.3f}, {:.3f}]{}; auto / best ({}) {:.3f} [{:.3f}, {:.3f}]", cell.workload, cell.shape.num_qo_heads, cell.shape.num_kv_heads, to_flat.middle,
-                     to_flat.low, to_flat.high, automatic.same_plan_as_first ? " (same plan)" : "", name_of(best->policy), to_best.middle, to_best.low, to_best.high));
+         fmt::format("{} {}/{}: auto / flat {:.3f} [{:.3f}, {:.3f}]{}; auto / best ({}) {:.3f} [{:.3f}, {:.3f}]",
+                     cell.workload, cell.shape.num_qo_heads, cell.shape.num_kv_heads, to_flat.middle, to_flat.low,
+                     to_flat.high, automatic.same_plan_as_first ? " (same plan)" : "", name_of(best->policy),
+                     to_best.middle, to_best.low, to_best.high));
   }
 }
 
@@ -242,9 +257,11 @@ int BenchRun::run() {
       workloads.push_back(std::move(workload));
     }
   }
-  if (!flags_.shape.heads.empty() || flags_.shape.q_heads > 0 || flags_.shape.kv_heads > 0 || !flags_.shape.head_dim.empty() || flags_.shape.page_size > 0 || flags_.mla) {
+  if (!flags_.shape.heads.empty() || flags_.shape.q_heads > 0 || flags_.shape.kv_heads > 0 ||
+      !flags_.shape.head_dim.empty() || flags_.shape.page_size > 0 || flags_.mla) {
     for (bench::Workload& workload : workloads) {  // flags win over what a named set asks for
-      if (!flags_.shape.heads.empty() || flags_.shape.q_heads > 0 || flags_.shape.kv_heads > 0 || flags_.mla) workload.num_qo_heads = workload.num_kv_heads = 0;
+      if (!flags_.shape.heads.empty() || flags_.shape.q_heads > 0 || flags_.shape.kv_heads > 0 || flags_.mla)
+        workload.num_qo_heads = workload.num_kv_heads = 0;
       if (!flags_.shape.head_dim.empty() || flags_.mla) workload.head_dim = 0;
       if (flags_.shape.page_size > 0) workload.page_size = 0;
     }
@@ -269,7 +286,8 @@ int BenchRun::run() {
   for (const std::string& path : flags_.traces) {
     const Trace trace = parse_trace(read_file(path), path);
     for (const double rate : flags_.rates) {
-      replay(fmt::format("{} at {:g}x", std::filesystem::path(path).stem().string(), rate), bench::steps_of_trace(trace, flags_.snapshots, rate), config_);
+      replay(fmt::format("{} at {:g}x", std::filesystem::path(path).stem().string(), rate),
+             bench::steps_of_trace(trace, flags_.snapshots, rate), config_);
     }
   }
   write_results();
@@ -280,38 +298,81 @@ void BenchRun::write_results() {
   bar_.clear();
   if (!flags_.json.empty()) write_file(flags_.json, bench::lines_of(json_));
   if (!flags_.csv.empty()) write_file(flags_.csv, bench::csv_of(json_));
-  if (!flags_.plot.empty()) write_file(flags_.plot, bench::plot_svg(cells_, fmt::format("One attention call, {} threads, {}", pool_.num_workers(), name_of(harness_isa_))));
+  if (!flags_.plot.empty())
+    write_file(flags_.plot, bench::plot_svg(cells_, fmt::format("One attention call, {} threads, {}",
+                                                                pool_.num_workers(), name_of(harness_isa_))));
 }
 
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
   auto flags = std::make_shared<BenchFlags>();
-  CLI::App& command = *app.add_subcommand("bench", "Measure attention calls: policies against each other and against the machine's limits");
-  command.add_option("-w,--workload", flags->workloads, "workload in notation or by name; may be repeated; default: three small ones")->allow_extra_args(false);
-  command.add_option("--shared", flags->shared, "sweep: shared tokens, 2048,8192")->delimiter(',')->check(CLI::PositiveNumber)->allow_extra_args(false);
-  command.add_option("--batches", flags->batches, "sweep: requests, 4,8")->delimiter(',')->check(CLI::PositiveNumber)->allow_extra_args(false);
-  command.add_option("--tail", flags->tail, "sweep: own tokens of each request")->check(CLI::PositiveNumber)->capture_default_str();
-  command.add_option("--trees", flags->trees, "replay a tree file (JSON Lines); may be repeated")->allow_extra_args(false);
-  command.add_option("--trace", flags->traces, "replay a trace (JSON Lines or CSV) by arrival time; may be repeated")->allow_extra_args(false);
-  command.add_option("--suite", flags->suite, "a fixed list of cells with bounds: cells (hnd, nhd, fp32), isa (avx2, fp16, mla), cascade, policies");
+  CLI::App& command = *app.add_subcommand(
+      "bench", "Measure attention calls: policies against each other and against the machine's limits");
+  command
+      .add_option("-w,--workload", flags->workloads,
+                  "workload in notation or by name; may be repeated; default: three small ones")
+      ->allow_extra_args(false);
+  command.add_option("--shared", flags->shared, "sweep: shared tokens, 2048,8192")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->allow_extra_args(false);
+  command.add_option("--batches", flags->batches, "sweep: requests, 4,8")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->allow_extra_args(false);
+  command.add_option("--tail", flags->tail, "sweep: own tokens of each request")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--trees", flags->trees, "replay a tree file (JSON Lines); may be repeated")
+      ->allow_extra_args(false);
+  command.add_option("--trace", flags->traces, "replay a trace (JSON Lines or CSV) by arrival time; may be repeated")
+      ->allow_extra_args(false);
+  command.add_option(
+      "--suite", flags->suite,
+      "a fixed list of cells with bounds: cells (hnd, nhd, fp32), isa (avx2, fp16, mla), cascade, policies");
   flags->shape.add_to(command);
   command.add_flag("--mla", flags->mla, "V is a view of K (default then: heads 16/1, 576:512)");
-  command.add_option("--layout", flags->layout, "memory order of a page")->check(CLI::IsMember({"nhd", "hnd"}))->capture_default_str();
-  command.add_option("--policy", flags->policies, "policies to compare, the first is the base; default flat,auto")->delimiter(',')->allow_extra_args(false);
-  command.add_option("--threads", flags->threads, "workers; 0: all processors that this process may use")->check(CLI::Range(0, 1024))->capture_default_str();
+  command.add_option("--layout", flags->layout, "memory order of a page")
+      ->check(CLI::IsMember({"nhd", "hnd"}))
+      ->capture_default_str();
+  command.add_option("--policy", flags->policies, "policies to compare, the first is the base; default flat,auto")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command.add_option("--threads", flags->threads, "workers; 0: all processors that this process may use")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
   command.add_option("--isa", flags->isa, "force scalar, avx2, avx512 or avx512_bf16");
   command.add_flag("--invariant", flags->invariant, "batch-invariant mode");
-  command.add_option("--steps", flags->steps, "timed steps in a repetition")->check(CLI::PositiveNumber)->capture_default_str();
-  command.add_option("--warmup", flags->warmup, "untimed steps before")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command.add_option("--steps", flags->steps, "timed steps in a repetition")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--warmup", flags->warmup, "untimed steps before")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command.add_option("--reps", flags->reps, "repetitions")->check(CLI::PositiveNumber)->capture_default_str();
-  command.add_option("--cell-seconds", flags->cell_seconds, "stop a cell early after this long")->check(CLI::PositiveNumber)->capture_default_str();
+  command.add_option("--cell-seconds", flags->cell_seconds, "stop a cell early after this long")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command.add_flag("--no-overhead-gate", flags->no_overhead_gate, "skip the gate on planning where nothing is shared");
-  command.add_option("--max-trees", flags->max_trees, "trees of a file")->check(CLI::PositiveNumber)->capture_default_str();
-  command.add_option("--tree-steps", flags->tree_steps, "decode steps of a tree")->check(CLI::PositiveNumber)->capture_default_str();
-  command.add_option("--snapshots", flags->snapshots, "moments of a trace")->check(CLI::PositiveNumber)->capture_default_str();
-  command.add_option("--rates", flags->rates, "speeds of a trace's arrivals")->delimiter(',')->check(CLI::PositiveNumber)->allow_extra_args(false);
-  command.add_option("--json", flags->json, "write results as JSON, one object a cell and policy; without FILE to standard output")->expected(0, 1)->default_str("-");
+  command.add_option("--max-trees", flags->max_trees, "trees of a file")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--tree-steps", flags->tree_steps, "decode steps of a tree")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--snapshots", flags->snapshots, "moments of a trace")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--rates", flags->rates, "speeds of a trace's arrivals")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->allow_extra_args(false);
+  command
+      .add_option("--json", flags->json,
+                  "write results as JSON, one object a cell and policy; without FILE to standard output")
+      ->expected(0, 1)
+      ->default_str("-");
   command.add_option("--csv", flags->csv, "the same as CSV")->expected(0, 1)->default_str("-");
   command.add_option("--plot", flags->plot, "draw the cells as SVG");
   command.add_option("--device-model", flags->device_model, "constants of the cost model: a file, or `default`");
@@ -321,14 +382,17 @@ void add_bench(CLI::App& app, Action& action) {
       "Workloads:\n" + bench::describe_workload_names() +
       "\nExamples:\n"
       "  headwater bench --workload '1,64|8192,256' --heads 32/8 --head-dim 128 --page-size 16 --dtype bf16\n"
-      "  headwater bench --shared 2048,8192 --batches 4,8 --tail 256 --steps 200 --warmup 40 --reps 5 --q-heads 32 --kv-heads 8\n"
+      "  headwater bench --shared 2048,8192 --batches 4,8 --tail 256 --steps 200 --warmup 40 --reps 5 --q-heads 32 "
+      "--kv-heads 8\n"
       "  headwater bench --workload fasttree --policy flat,auto,forest --json results.json --plot results.svg\n"
       "  headwater bench --trees trees.jsonl --trace trace.jsonl --rates 1,16\n"
       "  headwater bench --suite cells\n\n"
-      "Exit codes: 0 done, 1 a proof or a gate failed, 2 wrong usage, 3 unusable input, 4 not supported here, 130 interrupted.");
+      "Exit codes: 0 done, 1 a proof or a gate failed, 2 wrong usage, 3 unusable input, 4 not supported here, 130 "
+      "interrupted.");
   command.callback([flags, &action] {
     const bool sweep = !flags->shared.empty() || !flags->batches.empty();
-    if (sweep && (flags->shared.empty() || flags->batches.empty())) throw CLI::ValidationError("--shared and --batches", "give both");
+    if (sweep && (flags->shared.empty() || flags->batches.empty()))
+      throw CLI::ValidationError("--shared and --batches", "give both");
     if (!sweep && flags->workloads.empty() && flags->trees.empty() && flags->traces.empty() && flags->suite.empty()) {
       flags->workloads = {"1,8|2048,256", "1,8|8192,256", "8|2048"};
     }

@@ -1,7 +1,7 @@
 // `headwater calibrate`: measures the cost model's constants and keeps them for later runs.
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <filesystem>
 
 #include "bench/calibrate.h"
@@ -20,9 +20,12 @@ struct CalibrateFlags {
 
 int run_calibrate(const CalibrateFlags& flags) {
   const Isa isa = flags.isa.empty() ? cpu::detect_isa() : parse_isa(flags.isa, "--isa");
-  if (isa > cpu::detect_isa()) throw Error(ErrorCode::unsupported, fmt::format("--isa: this processor has {}, not {}", name_of(cpu::detect_isa()), flags.isa));
+  if (isa > cpu::detect_isa())
+    throw Error(ErrorCode::unsupported,
+                fmt::format("--isa: this processor has {}, not {}", name_of(cpu::detect_isa()), flags.isa));
   const std::string path = flags.output.empty() ? default_device_model_path() : flags.output;
-  if (path.empty() && !flags.dry_run) throw Error(ErrorCode::io, "--output: no cache folder (neither HEADWATER_CACHE nor HOME is set); name a file");
+  if (path.empty() && !flags.dry_run)
+    throw Error(ErrorCode::io, "--output: no cache folder (neither HEADWATER_CACHE nor HOME is set); name a file");
   ThreadPool pool(flags.threads);
   ProgressBar bar;
   const DeviceModel model = bench::calibrate(pool, isa, [&](double fraction, const std::string& what) {
@@ -30,7 +33,8 @@ int run_calibrate(const CalibrateFlags& flags) {
     bar.show(fraction, what);
   });
   bar.clear();
-  const std::string text = device_model_to_json(model, fmt::format("{}, {} workers", machine_name(), pool.num_workers()));
+  const std::string text =
+      device_model_to_json(model, fmt::format("{}, {} workers", machine_name(), pool.num_workers()));
   fmt::print("{}", text);
   if (flags.dry_run) return kOk;
   if (path != "-") {
@@ -48,10 +52,14 @@ int run_calibrate(const CalibrateFlags& flags) {
 
 void add_calibrate(CLI::App& app, Action& action) {
   auto flags = std::make_shared<CalibrateFlags>();
-  CLI::App& command = *app.add_subcommand("calibrate", "Measure the constants of the cost model on this machine and keep them");
-  command.add_option("-o,--output", flags->output, "file to write; default: device_model.json in $HEADWATER_CACHE or ~/.cache/headwater");
+  CLI::App& command =
+      *app.add_subcommand("calibrate", "Measure the constants of the cost model on this machine and keep them");
+  command.add_option("-o,--output", flags->output,
+                     "file to write; default: device_model.json in $HEADWATER_CACHE or ~/.cache/headwater");
   command.add_option("--isa", flags->isa, "force scalar, avx2, avx512 or avx512_bf16");
-  command.add_option("--threads", flags->threads, "workers; 0: all processors that this process may use")->check(CLI::Range(0, 1024))->capture_default_str();
+  command.add_option("--threads", flags->threads, "workers; 0: all processors that this process may use")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
   command.add_flag("--dry-run", flags->dry_run, "print the constants, write nothing");
   command.footer(
       "bench, explain and generate use the file from its default place, or the one that --device-model names.\n\n"
@@ -59,7 +67,8 @@ void add_calibrate(CLI::App& app, Action& action) {
       "  headwater calibrate\n"
       "  headwater calibrate --threads 1 --output one-thread.json\n"
       "  headwater bench --workload '1,8|2048,256' --device-model one-thread.json --threads 1\n\n"
-      "Exit codes: 0 done, 1 a run failed, 2 wrong usage, 3 the file cannot be written, 4 not supported here, 130 interrupted.");
+      "Exit codes: 0 done, 1 a run failed, 2 wrong usage, 3 the file cannot be written, 4 not supported here, 130 "
+      "interrupted.");
   command.callback([flags, &action] { action = [flags] { return run_calibrate(*flags); }; });
 }
 

@@ -1,7 +1,7 @@
 // `headwater explain`: what the planner sees in a batch, what it decides and why, without running anything.
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "bench/paged.h"
@@ -36,25 +36,33 @@ struct ExplainFlags {
 std::pair<std::string, bench::Forest> forest_of(const ExplainFlags& flags) {
   if (!flags.workload.empty()) {
     std::vector<bench::Workload> found = bench::find_workloads(flags.workload);
-    if (found.size() != 1) throw Error(ErrorCode::invalid_argument, fmt::format("--workload: expected one workload, got the set \"{}\" of {}", flags.workload, found.size()));
+    if (found.size() != 1)
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("--workload: expected one workload, got the set \"{}\" of {}", flags.workload, found.size()));
     return {"workload " + found.front().name, std::move(found.front().forest)};
   }
   if (!flags.trees.empty()) {
     const std::vector<Tree> trees = parse_trees(read_file(flags.trees), flags.trees);
     if (flags.tree >= static_cast<int>(trees.size())) {
-      throw Error(ErrorCode::invalid_argument, fmt::format("--tree: expected 0..{} ({} trees in {}), got {}", trees.size() - 1, trees.size(), flags.trees, flags.tree));
+      throw Error(ErrorCode::invalid_argument, fmt::format("--tree: expected 0..{} ({} trees in {}), got {}",
+                                                           trees.size() - 1, trees.size(), flags.trees, flags.tree));
     }
     const Tree& tree = trees[static_cast<std::size_t>(flags.tree)];
     bench::Forest forest = tree.at_step(flags.step);
     if (forest.requests.empty()) {
-      throw Error(ErrorCode::invalid_argument, fmt::format("--step: no leaf is live at step {}; tree {} has steps 1..{}", flags.step, flags.tree, tree.last_step()));
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("--step: no leaf is live at step {}; tree {} has steps 1..{}", flags.step, flags.tree,
+                              tree.last_step()));
     }
     return {fmt::format("{}, tree {}, decode step {}", flags.trees, flags.tree, flags.step), std::move(forest)};
   }
   const Trace trace = parse_trace(read_file(flags.trace), flags.trace);
   bench::Forest forest = trace.at_time(flags.time, flags.rate);
   if (forest.requests.empty()) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("--time: no request is alive at {} s; the trace's arrivals end at {:.1f} s", flags.time, trace.duration(flags.rate)));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("--time: no request is alive at {} s; the trace's arrivals end at {:.1f} s", flags.time,
+                            trace.duration(flags.rate)));
   }
   return {fmt::format("{}, {} s, {:g}x its rate", flags.trace, flags.time, flags.rate), std::move(forest)};
 }
@@ -102,22 +110,35 @@ int explain(const ExplainFlags& flags) {
 
 void add_explain(CLI::App& app, Action& action) {
   auto flags = std::make_shared<ExplainFlags>();
-  CLI::App& command = *app.add_subcommand("explain", "Print the sharing forest of a batch, the byte model, what is split and why, predicted times");
-  auto* const file = command.add_option("file", flags->file, "page table as JSON: page_size, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, ...; - for standard input");
-  auto* const workload = command.add_option("-w,--workload", flags->workload, "workload in notation, 1,64|8192,256, or the name of a single one, random:7");
+  CLI::App& command = *app.add_subcommand(
+      "explain", "Print the sharing forest of a batch, the byte model, what is split and why, predicted times");
+  auto* const file = command.add_option(
+      "file", flags->file,
+      "page table as JSON: page_size, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, ...; - for standard input");
+  auto* const workload = command.add_option(
+      "-w,--workload", flags->workload, "workload in notation, 1,64|8192,256, or the name of a single one, random:7");
   auto* const trees = command.add_option("--trees", flags->trees, "tree file (JSON Lines)");
   auto* const trace = command.add_option("--trace", flags->trace, "trace (JSON Lines or CSV)");
   for (auto* const option : {workload, trees, trace}) option->excludes(file);
   workload->excludes(trees)->excludes(trace);
   trees->excludes(trace);
-  command.add_option("--tree", flags->tree, "which tree of the file, from 0")->needs(trees)->check(CLI::NonNegativeNumber);
+  command.add_option("--tree", flags->tree, "which tree of the file, from 0")
+      ->needs(trees)
+      ->check(CLI::NonNegativeNumber);
   command.add_option("--step", flags->step, "decode step of the tree")->needs(trees);
-  command.add_option("--time", flags->time, "moment of the trace, seconds")->needs(trace)->check(CLI::NonNegativeNumber);
-  command.add_option("--rate", flags->rate, "speed of the trace's arrivals")->needs(trace)->check(CLI::PositiveNumber)->capture_default_str();
+  command.add_option("--time", flags->time, "moment of the trace, seconds")
+      ->needs(trace)
+      ->check(CLI::NonNegativeNumber);
+  command.add_option("--rate", flags->rate, "speed of the trace's arrivals")
+      ->needs(trace)
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   flags->shape.add_to(command);
   command.add_option("--policy", flags->policy, "auto, flat, two_level, vllm or forest");
-  command.add_option("--min-shared-pages", flags->min_shared_pages, "do not split off spans of fewer pages")->check(CLI::PositiveNumber);
-  command.add_option("--min-members", flags->min_members, "do not split off spans of fewer requests")->check(CLI::PositiveNumber);
+  command.add_option("--min-shared-pages", flags->min_shared_pages, "do not split off spans of fewer pages")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--min-members", flags->min_members, "do not split off spans of fewer requests")
+      ->check(CLI::PositiveNumber);
   command.add_option("--threads", flags->threads, "workers to plan for")->check(CLI::PositiveNumber);
   command.add_flag("--invariant", flags->invariant, "batch-invariant mode");
   command.add_option("--device-model", flags->device_model, "constants of the cost model: a file, or `default`");

@@ -1,8 +1,8 @@
 // `headwater generate`: prompts in, answers out, all in one batch; statistics at the end.
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -39,7 +39,8 @@ void print_stats(const engine::Engine& engine, double seconds) {
   table.add({"  of them adopted from the prefix cache", fmt::format("{}", stats.cached_prompt_tokens)});
   table.add({"generated tokens", fmt::format("{}", stats.generated_tokens)});
   table.add({"time", fmt::format("{:.2f} s", seconds)});
-  table.add({"generated tokens/s, prompts included", fmt::format("{:.1f}", static_cast<double>(stats.generated_tokens) / std::max(seconds, 1e-9))});
+  table.add({"generated tokens/s, prompts included",
+             fmt::format("{:.1f}", static_cast<double>(stats.generated_tokens) / std::max(seconds, 1e-9))});
   table.add({"steps", fmt::format("{}", stats.steps)});
   table.add({"  of them cascade", fmt::format("{}", stats.cascade_steps)});
   table.add({"KV bytes read", bench::human_bytes(static_cast<double>(stats.kv_bytes_read))});
@@ -66,7 +67,8 @@ class Watcher {
   void on_step(const engine::Engine& engine) {
     const engine::StepStats& step = engine.last_step();
     const auto path = static_cast<std::size_t>(step.path);
-    if (!flags_.quiet && step.decode_rows > 0 && step.prefill_rows == 0 && !announced_[path] && (num_samples_ > 1 || flags_.explain)) {
+    if (!flags_.quiet && step.decode_rows > 0 && step.prefill_rows == 0 && !announced_[path] &&
+        (num_samples_ > 1 || flags_.explain)) {
       announced_[path] = true;
       bar_.clear();
       fmt::print(stderr, "info: {}\n", describe_outcome(engine.last_plan()));
@@ -76,10 +78,15 @@ class Watcher {
     const engine::Progress progress = engine.progress();
     const auto wanted = static_cast<double>(num_samples_) * flags_.max_tokens;
     if (tokens_ == 0) {
-      const double fraction = progress.prompt_tokens_total > 0 ? static_cast<double>(progress.prompt_tokens_done) / static_cast<double>(progress.prompt_tokens_total) : 0;
-      bar_.show(fraction, fmt::format("reading {} of {} prompt tokens", progress.prompt_tokens_done, progress.prompt_tokens_total));
+      const double fraction = progress.prompt_tokens_total > 0 ? static_cast<double>(progress.prompt_tokens_done) /
+                                                                     static_cast<double>(progress.prompt_tokens_total)
+                                                               : 0;
+      bar_.show(fraction, fmt::format("reading {} of {} prompt tokens", progress.prompt_tokens_done,
+                                      progress.prompt_tokens_total));
     } else {
-      bar_.show(static_cast<double>(tokens_) / wanted, fmt::format("{} tokens, {} answers under way, {} waiting", tokens_, progress.samples_running, progress.samples_waiting));
+      bar_.show(static_cast<double>(tokens_) / wanted,
+                fmt::format("{} tokens, {} answers under way, {} waiting", tokens_, progress.samples_running,
+                            progress.samples_waiting));
     }
   }
 
@@ -92,7 +99,8 @@ class Watcher {
   bool announced_[2] = {false, false};
 };
 
-void print_completions(const GenerateFlags& flags, const std::vector<std::string>& prompts, const std::vector<engine::Completion>& completions) {
+void print_completions(const GenerateFlags& flags, const std::vector<std::string>& prompts,
+                       const std::vector<engine::Completion>& completions) {
   std::size_t at = 0;
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
   for (std::size_t p = 0; p < prompts.size(); ++p) {
@@ -101,7 +109,12 @@ void print_completions(const GenerateFlags& flags, const std::vector<std::string
     for (std::size_t i = 0; i < count; ++i, ++at) {
       const engine::Completion& completion = completions[at];
       if (flags.json) {
-        all.push_back({{"prompt", prompts[p]}, {"sample", completion.sample}, {"text", completion.text}, {"tokens", completion.tokens}, {"finish", engine::name_of(completion.finish)}, {"error", completion.error}});
+        all.push_back({{"prompt", prompts[p]},
+                       {"sample", completion.sample},
+                       {"text", completion.text},
+                       {"tokens", completion.tokens},
+                       {"finish", engine::name_of(completion.finish)},
+                       {"error", completion.error}});
         continue;
       }
       if (completion.finish == engine::FinishReason::error) {
@@ -150,7 +163,8 @@ int generate(const GenerateFlags& flags) {
   print_completions(flags, prompts, completions);
   if (!flags.quiet && !flags.no_stats) print_stats(engine, seconds);
   throw_if_interrupted();
-  const bool bad = std::ranges::any_of(completions, [](const engine::Completion& c) { return c.finish == engine::FinishReason::error; });
+  const bool bad = std::ranges::any_of(
+      completions, [](const engine::Completion& c) { return c.finish == engine::FinishReason::error; });
   return bad ? kFailed : kOk;
 }
 
@@ -163,34 +177,59 @@ void add_generate(CLI::App& app, Action& action) {
   command.add_option("-f,--prompt-file", flags->prompt_file, "prompts, one a line; - for standard input");
   command.add_option("--shared-file", flags->shared_file, "a text that precedes every prompt, a document for instance");
   command.add_option("--questions", flags->questions_file, "questions about the shared text, one a line");
-  command.add_option("-m,--model", flags->model, "GGUF file; default: SmolLM2-135M-Instruct in $HEADWATER_CACHE or ~/.cache/headwater");
+  command.add_option("-m,--model", flags->model,
+                     "GGUF file; default: SmolLM2-135M-Instruct in $HEADWATER_CACHE or ~/.cache/headwater");
   command.add_option("--chat-template", flags->chat_template, "chatml or llama3, whatever the model file says");
   command.add_option("--system", flags->system, "system message");
   command.add_flag("--raw", flags->raw, "no chat format: the model continues the prompt");
-  command.add_option("-n,--parallel", flags->parallel, "samples of every prompt")->check(CLI::Range(1, 4096))->capture_default_str();
-  command.add_option("--max-tokens", flags->max_tokens, "longest answer, tokens")->check(CLI::PositiveNumber)->capture_default_str();
-  command.add_option("-t,--temperature", flags->sampling.temperature, "0: always the most likely token")->check(CLI::Range(0.0, 100.0))->capture_default_str();
-  command.add_option("--top-k", flags->sampling.top_k, "sample from the k most likely tokens; 0: all")->check(CLI::NonNegativeNumber)->capture_default_str();
-  command.add_option("--top-p", flags->sampling.top_p, "sample from the smallest set with this probability")->check(CLI::Range(0.0, 1.0))->capture_default_str();
+  command.add_option("-n,--parallel", flags->parallel, "samples of every prompt")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command.add_option("--max-tokens", flags->max_tokens, "longest answer, tokens")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("-t,--temperature", flags->sampling.temperature, "0: always the most likely token")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  command.add_option("--top-k", flags->sampling.top_k, "sample from the k most likely tokens; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command.add_option("--top-p", flags->sampling.top_p, "sample from the smallest set with this probability")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   command.add_option("--seed", flags->sampling.seed, "seed of the sampling")->capture_default_str();
-  command.add_option("--stop", flags->stop, "an answer ends before this text; may be repeated")->allow_extra_args(false);
+  command.add_option("--stop", flags->stop, "an answer ends before this text; may be repeated")
+      ->allow_extra_args(false);
   command.add_flag("--ignore-eos", flags->ignore_eos, "go on after the model says that it is done");
   command.add_option("--policy", flags->policy, "auto, flat, two_level, vllm or forest");
-  command.add_option("--cascade", flags->cascade, "on: split every shared span; off: do not look for any; auto: as the policy says")->check(CLI::IsMember({"auto", "on", "off"}));
-  command.add_flag("--batch-invariant", flags->batch_invariant, "answers do not depend, bit for bit, on what else is in the batch");
+  command
+      .add_option("--cascade", flags->cascade,
+                  "on: split every shared span; off: do not look for any; auto: as the policy says")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
+  command.add_flag("--batch-invariant", flags->batch_invariant,
+                   "answers do not depend, bit for bit, on what else is in the batch");
   command.add_flag("--no-prefix-cache", flags->no_prefix_cache, "compute every prompt in full");
-  command.add_option("--threads", flags->threads, "workers; 0: all processors that this process may use")->check(CLI::Range(0, 1024))->capture_default_str();
-  command.add_option("--page-size", flags->page_size, "tokens in a KV page")->check(CLI::Range(1, 1024))->capture_default_str();
+  command.add_option("--threads", flags->threads, "workers; 0: all processors that this process may use")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command.add_option("--page-size", flags->page_size, "tokens in a KV page")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
   command.add_option("--kv-dtype", flags->kv_dtype, "type of the KV cache: bf16, f16 or f32")->capture_default_str();
-  command.add_option("--kv-mib", flags->kv_mib, "size of the KV cache, MiB")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  command.add_option("--max-step-tokens", flags->max_step_tokens, "tokens computed in one step at most")->check(CLI::PositiveNumber)->capture_default_str();
+  command.add_option("--kv-mib", flags->kv_mib, "size of the KV cache, MiB")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--max-step-tokens", flags->max_step_tokens, "tokens computed in one step at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command.add_option("--isa", flags->isa, "force attention's instruction set: scalar, avx2, avx512, avx512_bf16");
   command.add_option("--device-model", flags->device_model, "constants of the cost model: a file, or `default`");
   command.add_flag("--explain", flags->explain, "print the plan of the first decode step");
   command.add_flag("--json", flags->json, "print answers as JSON");
   command.add_flag("-q,--quiet", flags->quiet, "answers only");
   command.add_flag("--no-stats", flags->no_stats, "no table at the end");
-  command.add_flag("--demo", flags->demo, "all questions about the shared text at once: flat, then cascade, compared and measured");
+  command.add_flag("--demo", flags->demo,
+                   "all questions about the shared text at once: flat, then cascade, compared and measured");
   command.footer(
       "Examples:\n"
       "  headwater generate 'Name three rivers.'\n"
@@ -198,10 +237,13 @@ void add_generate(CLI::App& app, Action& action) {
       "  headwater generate --parallel 8 --temperature 0.8 --seed 1 'Write a haiku about rain.'\n"
       "  echo 'What is a delta?' | headwater generate --cascade off\n"
       "  headwater generate --demo --shared-file LICENSE --questions tools/demo/questions.txt\n\n"
-      "Environment: HEADWATER_CASCADE_ATTENTION, HEADWATER_CASCADE_MIN_SHARED_PAGES, HEADWATER_CASCADE_MIN_MEMBERS; flags win.\n"
-      "Exit codes: 0 done, 1 a prompt or proof failed, 2 wrong usage, 3 unusable model or input, 4 not supported here, 130 interrupted.");
+      "Environment: HEADWATER_CASCADE_ATTENTION, HEADWATER_CASCADE_MIN_SHARED_PAGES, HEADWATER_CASCADE_MIN_MEMBERS; "
+      "flags win.\n"
+      "Exit codes: 0 done, 1 a prompt or proof failed, 2 wrong usage, 3 unusable model or input, 4 not supported here, "
+      "130 interrupted.");
   command.callback([flags, &action] {
-    if (flags->demo && (flags->shared_file.empty() || flags->questions_file.empty())) throw CLI::RequiredError("--demo: --shared-file and --questions");
+    if (flags->demo && (flags->shared_file.empty() || flags->questions_file.empty()))
+      throw CLI::RequiredError("--demo: --shared-file and --questions");
     action = [flags] { return generate(*flags); };
   });
 }

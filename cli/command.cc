@@ -1,10 +1,10 @@
 // Parts shared by the subcommands; see command.h.
 #include "cli/command.h"
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <atomic>
 #include <charconv>
 #include <csignal>
@@ -43,7 +43,9 @@ void catch_interrupts() {
   sigaction(SIGTERM, &action, nullptr);
 }
 
-bool interrupted() noexcept { return stop_requested.load(std::memory_order_relaxed); }
+bool interrupted() noexcept {
+  return stop_requested.load(std::memory_order_relaxed);
+}
 
 void throw_if_interrupted() {
   if (interrupted()) throw Interrupted{};
@@ -62,7 +64,9 @@ void ShapeFlags::add_to(CLI::App& command) {
 void ShapeFlags::apply(AttentionShape& shape, int& page_size_out) const {
   if (!heads.empty()) {
     const std::size_t slash = heads.find('/');
-    if (slash == std::string::npos) throw Error(ErrorCode::invalid_argument, fmt::format("--heads: expected query heads/KV heads such as 32/8, got \"{}\"", heads));
+    if (slash == std::string::npos)
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("--heads: expected query heads/KV heads such as 32/8, got \"{}\"", heads));
     shape.num_qo_heads = parse_int(std::string_view(heads).substr(0, slash), "--heads", heads);
     shape.num_kv_heads = parse_int(std::string_view(heads).substr(slash + 1), "--heads", heads);
   }
@@ -71,12 +75,16 @@ void ShapeFlags::apply(AttentionShape& shape, int& page_size_out) const {
   if (!head_dim.empty()) {
     const std::size_t colon = head_dim.find(':');
     shape.head_dim_qk = parse_int(std::string_view(head_dim).substr(0, colon), "--head-dim", head_dim);
-    shape.head_dim_vo = colon == std::string::npos ? shape.head_dim_qk : parse_int(std::string_view(head_dim).substr(colon + 1), "--head-dim", head_dim);
+    shape.head_dim_vo = colon == std::string::npos
+                            ? shape.head_dim_qk
+                            : parse_int(std::string_view(head_dim).substr(colon + 1), "--head-dim", head_dim);
   }
   if (page_size > 0) page_size_out = page_size;
   if (!dtype.empty()) {
     shape.q_dtype = shape.kv_dtype = shape.out_dtype = parse_dtype(dtype, "--dtype");
-    if (shape.q_dtype == DType::f8e4m3) throw Error(ErrorCode::invalid_argument, "--dtype: expected f32, f16 or bf16, got f8e4m3 (that is a type of KV: --kv-dtype)");
+    if (shape.q_dtype == DType::f8e4m3)
+      throw Error(ErrorCode::invalid_argument,
+                  "--dtype: expected f32, f16 or bf16, got f8e4m3 (that is a type of KV: --kv-dtype)");
   }
   if (!kv_dtype.empty()) shape.kv_dtype = parse_dtype(kv_dtype, "--kv-dtype");
 }
@@ -140,7 +148,9 @@ void write_file(const std::string& path, const std::string& text) {
 
 ProgressBar::ProgressBar(bool wanted) : enabled_(wanted && isatty(STDERR_FILENO) != 0) {}
 
-ProgressBar::~ProgressBar() { clear(); }
+ProgressBar::~ProgressBar() {
+  clear();
+}
 
 void ProgressBar::clear() {
   if (drawn_) std::fputs("\r\033[K", stderr);
@@ -154,7 +164,8 @@ void ProgressBar::show(double fraction, const std::string& text) {
   last_ = time;
   constexpr int kCells = 28;
   const int full = static_cast<int>(std::min(std::max(fraction, 0.0), 1.0) * kCells);
-  const std::string line = fmt::format("\r\033[K[{:=<{}}{:>{}}] {:3.0f} % {}", "", full, "", kCells - full, fraction * 100, text.substr(0, 80));
+  const std::string line = fmt::format("\r\033[K[{:=<{}}{:>{}}] {:3.0f} % {}", "", full, "", kCells - full,
+                                       fraction * 100, text.substr(0, 80));
   std::fputs(line.c_str(), stderr);
   std::fflush(stderr);
   drawn_ = true;

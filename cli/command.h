@@ -55,8 +55,8 @@ struct ShapeFlags {
   void apply(AttentionShape& shape, int& page_size_out) const;
 };
 
-/// The device model: the file given by --device-model ("default": the shipped one), else the calibration cache, else the
-/// shipped defaults. `source` says which.
+/// The device model: the file given by --device-model ("default": the shipped one), else the calibration cache, else
+/// the shipped defaults. `source` says which.
 [[nodiscard]] DeviceModel load_device_model(const std::string& path, std::string& source);
 /// $HEADWATER_CACHE, or ~/.cache/headwater; empty where neither that nor HOME is set.
 [[nodiscard]] std::string cache_folder();

@@ -1,7 +1,8 @@
 // The demonstration behind `make run`: every question about one document at once, first flat, then cascade.
 //
-// Four runs: flat and cascade in normal mode, which are measured, and both again in batch-invariant mode, whose tokens must be
-// equal. A run fails unless its path is the one asked for, and cascade must read at most 1.1 times the distinct bytes.
+// Four runs: flat and cascade in normal mode, which are measured, and both again in batch-invariant mode, whose tokens
+// must be equal. A run fails unless its path is the one asked for, and cascade must read at most 1.1 times the distinct
+// bytes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,15 +20,15 @@ namespace {
 /// What the decode steps of one run came to.
 struct RunResult {
   std::vector<engine::Completion> completions;
-  std::string plan_words;          ///< of the first step in which every answer is under way
-  std::string launch;              ///< one line about the same step
-  double prompt_seconds = 0;       ///< steps with prompt rows
-  double decode_seconds = 0;       ///< steps without
+  std::string plan_words;     ///< of the first step in which every answer is under way
+  std::string launch;         ///< one line about the same step
+  double prompt_seconds = 0;  ///< steps with prompt rows
+  double decode_seconds = 0;  ///< steps without
   std::int64_t decode_tokens = 0;
   std::int64_t decode_steps = 0;
   std::int64_t cascade_steps = 0;
-  std::int64_t shared_steps = 0;   ///< decode steps with at least two answers under way
-  double kv_read = 0;              ///< summed over decode steps
+  std::int64_t shared_steps = 0;  ///< decode steps with at least two answers under way
+  double kv_read = 0;             ///< summed over decode steps
   double kv_unique = 0;
   std::vector<double> full_kv_read;    ///< steps in which every answer is under way
   std::vector<double> full_attention;  ///< seconds
@@ -62,7 +63,9 @@ void Demo::check(bool good, const std::string& what) {
 
 RunResult Demo::answer(const std::string& title, CascadeSwitch cascade, bool invariant) {
   engine::EngineOptions options = engine_options(flags_);
-  options.plan.policy = cascade == CascadeSwitch::off ? Policy::flat : options.plan.policy == Policy::flat ? Policy::automatic : options.plan.policy;
+  options.plan.policy = cascade == CascadeSwitch::off         ? Policy::flat
+                        : options.plan.policy == Policy::flat ? Policy::automatic
+                                                              : options.plan.policy;
   options.plan.cascade = cascade;
   options.plan.batch_invariant = invariant;
   engine::Engine engine(session_.model, options);
@@ -76,7 +79,9 @@ RunResult Demo::answer(const std::string& title, CascadeSwitch cascade, bool inv
     const engine::Progress progress = running.progress();
     if (step.prefill_rows > 0) {
       result.prompt_seconds += step.step_seconds;
-      bar_.show(static_cast<double>(progress.prompt_tokens_done) / static_cast<double>(std::max<std::int64_t>(progress.prompt_tokens_total, 1)), title + ": reading the document");
+      bar_.show(static_cast<double>(progress.prompt_tokens_done) /
+                    static_cast<double>(std::max<std::int64_t>(progress.prompt_tokens_total, 1)),
+                title + ": reading the document");
       return;
     }
     if (step.decode_rows == 0) return;
@@ -97,7 +102,8 @@ RunResult Demo::answer(const std::string& title, CascadeSwitch cascade, bool inv
         result.isa = name_of(step.isa);
       }
     }
-    bar_.show(static_cast<double>(tokens) / static_cast<double>(requests_.size() * static_cast<std::size_t>(flags_.max_tokens)),
+    bar_.show(static_cast<double>(tokens) /
+                  static_cast<double>(requests_.size() * static_cast<std::size_t>(flags_.max_tokens)),
               fmt::format("{}: {} tokens, {} answers under way", title, tokens, progress.samples_running));
   };
   result.completions = engine::run_to_completion(engine, requests_, hooks);
@@ -105,10 +111,12 @@ RunResult Demo::answer(const std::string& title, CascadeSwitch cascade, bool inv
   throw_if_interrupted();
   for (std::size_t i = 0; i < result.completions.size(); ++i) {
     const engine::Completion& completion = result.completions[i];
-    if (completion.finish == engine::FinishReason::error) throw Error(ErrorCode::invalid_argument, fmt::format("question {}: {}", i + 1, completion.error));
+    if (completion.finish == engine::FinishReason::error)
+      throw Error(ErrorCode::invalid_argument, fmt::format("question {}: {}", i + 1, completion.error));
   }
   engine.audit();
-  fmt::print("{}: {} tokens in {} decode steps; prompts {:.2f} s, answers {:.2f} s\n", title, result.decode_tokens, result.decode_steps, result.prompt_seconds, result.decode_seconds);
+  fmt::print("{}: {} tokens in {} decode steps; prompts {:.2f} s, answers {:.2f} s\n", title, result.decode_tokens,
+             result.decode_steps, result.prompt_seconds, result.decode_seconds);
   return result;
 }
 
@@ -140,15 +148,20 @@ void Demo::print_comparison(const RunResult& flat, const RunResult& cascade) con
   row("time of a step", ms(step_a), ms(step_b), step_a / step_b);
   const double speed_a = static_cast<double>(flat.decode_tokens) / flat.decode_seconds;
   const double speed_b = static_cast<double>(cascade.decode_tokens) / cascade.decode_seconds;
-  row("tokens/s, all answers together", fmt::format("{:.0f}", speed_a), fmt::format("{:.0f}", speed_b), speed_b / speed_a);
-  fmt::print("\n{}(medians over the {} and {} steps in which all {} answers were under way; ratio: how much better cascade is; attention by {})\n", table.text(), flat.full_step.size(),
-             cascade.full_step.size(), questions_.size(), cascade.isa);
+  row("tokens/s, all answers together", fmt::format("{:.0f}", speed_a), fmt::format("{:.0f}", speed_b),
+      speed_b / speed_a);
+  fmt::print(
+      "\n{}(medians over the {} and {} steps in which all {} answers were under way; ratio: how much better cascade "
+      "is; attention by {})\n",
+      table.text(), flat.full_step.size(), cascade.full_step.size(), questions_.size(), cascade.isa);
 }
 
 int Demo::run() {
   document_ = read_file(flags_.shared_file);
   questions_ = lines_of_file(flags_.questions_file);
-  if (questions_.size() < 2) throw Error(ErrorCode::invalid_argument, fmt::format("{}: expected at least two questions, got {}", flags_.questions_file, questions_.size()));
+  if (questions_.size() < 2)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{}: expected at least two questions, got {}", flags_.questions_file, questions_.size()));
   session_ = open_session(flags_, bar_);
   bar_.clear();
   for (const std::string& question : questions_) {
@@ -160,7 +173,8 @@ int Demo::run() {
     requests_.push_back(std::move(request));
   }
   const std::size_t document_tokens = session_.model->tokenizer().encode(document_).size();
-  fmt::print("{} questions about {} ({} tokens), answered at once by a model with {} threads.\n\n", questions_.size(), flags_.shared_file, document_tokens, session_.model->num_threads());
+  fmt::print("{} questions about {} ({} tokens), answered at once by a model with {} threads.\n\n", questions_.size(),
+             flags_.shared_file, document_tokens, session_.model->num_threads());
 
   const RunResult flat = answer("flat", CascadeSwitch::off, false);
   const RunResult cascade = answer("cascade", CascadeSwitch::automatic, false);
@@ -172,20 +186,29 @@ int Demo::run() {
   const RunResult flat_invariant = answer("flat, batch-invariant", CascadeSwitch::off, true);
   const RunResult cascade_invariant = answer("cascade, batch-invariant", CascadeSwitch::automatic, true);
   std::size_t equal = 0;
-  for (std::size_t i = 0; i < questions_.size(); ++i) equal += flat_invariant.completions[i].tokens == cascade_invariant.completions[i].tokens ? 1 : 0;
+  for (std::size_t i = 0; i < questions_.size(); ++i)
+    equal += flat_invariant.completions[i].tokens == cascade_invariant.completions[i].tokens ? 1 : 0;
 
   fmt::print("\n");
-  check(flat.cascade_steps == 0 && flat_invariant.cascade_steps == 0, fmt::format("flat: path = flat in all {} steps", flat.decode_steps + flat_invariant.decode_steps));
+  check(flat.cascade_steps == 0 && flat_invariant.cascade_steps == 0,
+        fmt::format("flat: path = flat in all {} steps", flat.decode_steps + flat_invariant.decode_steps));
   check(!cascade.full_step.empty() && cascade.cascade_steps == cascade.shared_steps,
-        fmt::format("cascade: path = cascade in {} of {} steps with two or more answers under way", cascade.cascade_steps, cascade.shared_steps));
-  check(cascade.kv_read <= 1.1 * cascade.kv_unique, fmt::format("cascade: {} of KV read, {:.3f} times the distinct bytes (at most 1.1)", bench::human_bytes(cascade.kv_read), cascade.kv_read / cascade.kv_unique));
+        fmt::format("cascade: path = cascade in {} of {} steps with two or more answers under way",
+                    cascade.cascade_steps, cascade.shared_steps));
+  check(cascade.kv_read <= 1.1 * cascade.kv_unique,
+        fmt::format("cascade: {} of KV read, {:.3f} times the distinct bytes (at most 1.1)",
+                    bench::human_bytes(cascade.kv_read), cascade.kv_read / cascade.kv_unique));
   check(cascade_invariant.cascade_steps > 0 && equal == questions_.size(),
-        fmt::format("batch-invariant mode: flat and cascade gave the same tokens for {} of {} questions (cascade in {} steps)", equal, questions_.size(), cascade_invariant.cascade_steps));
+        fmt::format(
+            "batch-invariant mode: flat and cascade gave the same tokens for {} of {} questions (cascade in {} steps)",
+            equal, questions_.size(), cascade_invariant.cascade_steps));
   return failed_ ? kFailed : kOk;
 }
 
 }  // namespace
 
-int run_demo(const GenerateFlags& flags) { return Demo(flags).run(); }
+int run_demo(const GenerateFlags& flags) {
+  return Demo(flags).run();
+}
 
 }  // namespace headwater::cli

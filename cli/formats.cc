@@ -1,4 +1,5 @@
-// Readers of tree files, traces, page tables and device models; see formats.h. The workload notation is in workload_notation.cc.
+// Readers of tree files, traces, page tables and device models; see formats.h. The workload notation is in
+// workload_notation.cc.
 #include "cli/formats.h"
 
 #include <fmt/format.h>
@@ -62,7 +63,8 @@ std::string read_file(const std::string& path) {
   return text;
 }
 
-// --- Trees ----------------------------------------------------------------------------------------------------------------
+// --- Trees
+// ----------------------------------------------------------------------------------------------------------------
 
 std::int64_t Tree::last_step() const noexcept {
   std::int64_t last = 0;
@@ -75,7 +77,9 @@ bench::Forest Tree::at_step(std::int64_t step) const {
   std::vector<std::int32_t> index(nodes.size(), -1);  // node -> node of `forest`
   // Ancestors of live leaves, in file order, so that parents come first.
   std::vector<char> needed(nodes.size(), 0);
-  const auto live = [&](std::size_t i) { return nodes[i].parent >= 0 && nodes[i].first_step <= step && step <= nodes[i].last_step; };
+  const auto live = [&](std::size_t i) {
+    return nodes[i].parent >= 0 && nodes[i].first_step <= step && step <= nodes[i].last_step;
+  };
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     if (!live(i)) continue;
     needed[i] = 1;
@@ -122,7 +126,8 @@ Tree parse_tree(const Place& place) {
     }
     if (parent >= 0) {
       const auto it = index_of_id.find(parent);
-      if (it == index_of_id.end()) node.fail("parent", fmt::format("expected the id of an earlier node, got {}", parent));
+      if (it == index_of_id.end())
+        node.fail("parent", fmt::format("expected the id of an earlier node, got {}", parent));
       out.parent = it->second;
     }
     if (!index_of_id.emplace(id, static_cast<std::int64_t>(i)).second) {
@@ -145,7 +150,8 @@ std::vector<Tree> parse_trees(std::string_view text, std::string_view name) {
   return trees;
 }
 
-// --- Traces ---------------------------------------------------------------------------------------------------------------
+// --- Traces
+// ---------------------------------------------------------------------------------------------------------------
 
 double Trace::duration(double rate) const noexcept {
   if (requests.empty()) return 0;
@@ -205,7 +211,8 @@ Trace parse_trace_jsonl(std::string_view text, std::string_view name) {
     }
     trace.requests.push_back(std::move(request));
   });
-  if (trace.requests.empty()) throw Error(ErrorCode::io, fmt::format("{}:1: expected a request, got an empty file", name));
+  if (trace.requests.empty())
+    throw Error(ErrorCode::io, fmt::format("{}:1: expected a request, got an empty file", name));
   return trace;
 }
 
@@ -219,8 +226,8 @@ Trace parse_trace_csv(std::string_view text, std::string_view name) {
     std::array<std::string_view, 3> cells;
     const auto commas = std::ranges::count(line, ',');
     if (commas != 2) {
-      throw Error(ErrorCode::io, fmt::format("{}:{}: expected 3 fields (label,input_tokens,output_tokens), got {}", name,
-                                             number, commas + 1));
+      throw Error(ErrorCode::io, fmt::format("{}:{}: expected 3 fields (label,input_tokens,output_tokens), got {}",
+                                             name, number, commas + 1));
     }
     for (std::size_t i = 0; i < 3; ++i) {
       const std::size_t end = std::min(line.find(','), line.size());
@@ -228,14 +235,16 @@ Trace parse_trace_csv(std::string_view text, std::string_view name) {
       line.remove_prefix(std::min(end + 1, line.size()));
     }
     const auto fail = [&](std::size_t field, std::string_view expected) {
-      throw Error(ErrorCode::io, fmt::format("{}:{}: {}: expected {}, got \"{}\"", name, number, kFields[field], expected, cells[field]));
+      throw Error(ErrorCode::io, fmt::format("{}:{}: {}: expected {}, got \"{}\"", name, number, kFields[field],
+                                             expected, cells[field]));
     };
     if (cells[0].empty()) fail(0, "a label");
     std::array<std::int64_t, 3> numbers{};
     for (std::size_t i = 1; i < 3; ++i) {
       const std::int64_t min = i == 1 ? 1 : 0;
       const auto [end, error] = std::from_chars(cells[i].data(), cells[i].data() + cells[i].size(), numbers[i]);
-      if (error != std::errc() || end != cells[i].data() + cells[i].size() || numbers[i] < min || numbers[i] > kMaxTokens) {
+      if (error != std::errc() || end != cells[i].data() + cells[i].size() || numbers[i] < min ||
+          numbers[i] > kMaxTokens) {
         fail(i, fmt::format("an integer in [{}, {}]", min, kMaxTokens));
       }
     }
@@ -244,8 +253,10 @@ Trace parse_trace_csv(std::string_view text, std::string_view name) {
     const auto [it, fresh] = shortest.try_emplace(labels.back(), numbers[1], std::ssize(shortest));
     it->second.first = std::min(it->second.first, numbers[1]);
   });
-  if (trace.requests.empty()) throw Error(ErrorCode::io, fmt::format("{}:1: expected a request, got an empty file", name));
-  // A root prompt becomes one block; all of a trace's blocks have one length, so the shared part is cut to a common unit.
+  if (trace.requests.empty())
+    throw Error(ErrorCode::io, fmt::format("{}:1: expected a request, got an empty file", name));
+  // A root prompt becomes one block; all of a trace's blocks have one length, so the shared part is cut to a common
+  // unit.
   std::int64_t unit = std::numeric_limits<std::int64_t>::max();
   for (const auto& [label, root] : shortest) unit = std::min(unit, std::max<std::int64_t>(root.first - 1, 1));
   unit = std::min<std::int64_t>(unit, 64);
@@ -265,7 +276,8 @@ Trace parse_trace(std::string_view text, std::string_view name) {
   return name.ends_with(".csv") ? parse_trace_csv(text, name) : parse_trace_jsonl(text, name);
 }
 
-// --- Page tables ------------------------------------------------------------------------------------------------------------
+// --- Page tables
+// ------------------------------------------------------------------------------------------------------------
 
 Batch PageTableFile::batch() const {
   Batch out;
@@ -333,7 +345,8 @@ PageTableFile parse_page_table(std::string_view text, std::string_view name) {
   return table;
 }
 
-// --- Device models ----------------------------------------------------------------------------------------------------------
+// --- Device models
+// ----------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -378,7 +391,8 @@ DeviceModel parse_device_model(std::string_view text, std::string_view name) {
   };
   for_each_field(model, read_into(reader));
   (void)reader.string_or("machine", "");
-  for (const auto& [key, compute] : {std::pair<const char*, ComputeModel*>{"dot16", &model.dot16}, {"fma32", &model.fma32}}) {
+  for (const auto& [key, compute] :
+       {std::pair<const char*, ComputeModel*>{"dot16", &model.dot16}, {"fma32", &model.fma32}}) {
     if (!reader.has(key)) continue;
     ObjectReader part(reader.object(key), place, std::string(key) + ".");
     for_each_compute_field(*compute, read_into(part));
@@ -397,7 +411,8 @@ std::string device_model_to_json(const DeviceModel& model, std::string_view mach
   return out.dump(2) + "\n";
 }
 
-// --- Names --------------------------------------------------------------------------------------------------------------------
+// --- Names
+// --------------------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -408,7 +423,8 @@ Enum parse_name(const std::array<Enum, N>& values, std::string_view text, std::s
     names[i] = name_of(values[i]);
     if (names[i] == text) return values[i];
   }
-  throw Error(ErrorCode::invalid_argument, fmt::format("{}: expected one of {}, got \"{}\"", what, joined(names), text));
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{}: expected one of {}, got \"{}\"", what, joined(names), text));
 }
 
 }  // namespace
@@ -421,7 +437,8 @@ DType parse_dtype(std::string_view text, std::string_view what) {
 }
 
 Policy parse_policy(std::string_view text, std::string_view what) {
-  return parse_name(std::array{Policy::automatic, Policy::flat, Policy::two_level, Policy::vllm, Policy::forest}, text, what);
+  return parse_name(std::array{Policy::automatic, Policy::flat, Policy::two_level, Policy::vllm, Policy::forest}, text,
+                    what);
 }
 
 Isa parse_isa(std::string_view text, std::string_view what) {

@@ -1,7 +1,9 @@
-// Readers of everything that the command takes as input: workload notation, tree files, traces, page tables, device models.
+// Readers of everything that the command takes as input: workload notation, tree files, traces, page tables, device
+// models.
 //
-// All of them read from memory (`text`), so that they can be fuzzed; `name` only appears in messages. They are strict: an
-// unknown key, a wrong type or an inconsistent number is refused with Error(io) "name:line: field: expected ..., got ...".
+// All of them read from memory (`text`), so that they can be fuzzed; `name` only appears in messages. They are strict:
+// an unknown key, a wrong type or an inconsistent number is refused with Error(io) "name:line: field: expected ..., got
+// ...".
 #pragma once
 
 #include <cstdint>
@@ -19,11 +21,12 @@ namespace headwater::cli {
 /// Whole file as a string; "-" is standard input. Error(io) names the file and the system's reason.
 [[nodiscard]] std::string read_file(const std::string& path);
 
-/// "1,64|8192,256": level i has N_i nodes of C_i tokens; child j hangs under node floor(j * N_{i-1} / N_i). The nodes of
-/// the last level are requests with one query row. Refused: levels that shrink, more than 2^20 nodes or 2^40 tokens.
+/// "1,64|8192,256": level i has N_i nodes of C_i tokens; child j hangs under node floor(j * N_{i-1} / N_i). The nodes
+/// of the last level are requests with one query row. Refused: levels that shrink, more than 2^20 nodes or 2^40 tokens.
 [[nodiscard]] bench::Forest parse_workload(std::string_view text);
 
-// --- Tree files: one JSON object a line --------------------------------------------------------------------------------
+// --- Tree files: one JSON object a line
+// --------------------------------------------------------------------------------
 
 struct TreeNode {
   std::int64_t parent = -1;  ///< index into Tree::nodes (ids are resolved); -1: the root, which is the prompt
@@ -44,12 +47,13 @@ struct Tree {
 
 [[nodiscard]] std::vector<Tree> parse_trees(std::string_view text, std::string_view name);
 
-// --- Traces ------------------------------------------------------------------------------------------------------------
+// --- Traces
+// ------------------------------------------------------------------------------------------------------------
 
 struct TraceRequest {
   std::int64_t timestamp_ms = 0;
-  std::int64_t input_length = 0;   ///< tokens, >= 1
-  std::int64_t output_length = 0;  ///< tokens, >= 0
+  std::int64_t input_length = 0;       ///< tokens, >= 1
+  std::int64_t output_length = 0;      ///< tokens, >= 0
   std::vector<std::int64_t> hash_ids;  ///< one per block of the input; equal leading ids: that prefix in common
 };
 
@@ -66,19 +70,20 @@ struct Trace {
 
 /// JSON Lines: timestamp (ms), input_length, output_length, hash_ids (one per 512 tokens of input).
 [[nodiscard]] Trace parse_trace_jsonl(std::string_view text, std::string_view name);
-/// CSV: root prompt label, input tokens, output tokens; no times, so all arrive together. The requests of a label share a
-/// root prompt whose length the file does not give: the shortest input of the label less one token is taken.
+/// CSV: root prompt label, input tokens, output tokens; no times, so all arrive together. The requests of a label share
+/// a root prompt whose length the file does not give: the shortest input of the label less one token is taken.
 [[nodiscard]] Trace parse_trace_csv(std::string_view text, std::string_view name);
 /// By the name's ending: .csv or JSON Lines.
 [[nodiscard]] Trace parse_trace(std::string_view text, std::string_view name);
 
-// --- Page tables ---------------------------------------------------------------------------------------------------------
+// --- Page tables
+// ---------------------------------------------------------------------------------------------------------
 
-/// A batch as a JSON object. Required: page_size, qo_indptr, kv_indptr, kv_indices, kv_last_page_len. Optional: num_pages
-/// (default: largest id + 1), null_page, kv_start_page, first_page_offset; shape: num_qo_heads, num_kv_heads, head_dim (or
-/// head_dim_qk and head_dim_vo), q_dtype, kv_dtype, out_dtype; options: policy, causal, window_left, local_chunk,
-/// num_sink_tokens, logits_soft_cap, min_shared_pages, min_members, batch_invariant, invariant_chunk. Consistency of the
-/// tables is the planner's to check.
+/// A batch as a JSON object. Required: page_size, qo_indptr, kv_indptr, kv_indices, kv_last_page_len. Optional:
+/// num_pages (default: largest id + 1), null_page, kv_start_page, first_page_offset; shape: num_qo_heads, num_kv_heads,
+/// head_dim (or head_dim_qk and head_dim_vo), q_dtype, kv_dtype, out_dtype; options: policy, causal, window_left,
+/// local_chunk, num_sink_tokens, logits_soft_cap, min_shared_pages, min_members, batch_invariant, invariant_chunk.
+/// Consistency of the tables is the planner's to check.
 struct PageTableFile {
   std::vector<std::int32_t> qo_indptr, kv_indptr, kv_indices, kv_last_page_len, kv_start_page, first_page_offset;
   int page_size = 16;
@@ -92,13 +97,15 @@ struct PageTableFile {
 
 [[nodiscard]] PageTableFile parse_page_table(std::string_view text, std::string_view name);
 
-// --- Device models -------------------------------------------------------------------------------------------------------
+// --- Device models
+// -------------------------------------------------------------------------------------------------------
 
 /// The fields of DeviceModel by name; absent ones keep their default. "machine" (a note) is allowed.
 [[nodiscard]] DeviceModel parse_device_model(std::string_view text, std::string_view name);
 [[nodiscard]] std::string device_model_to_json(const DeviceModel& model, std::string_view machine);
 
-// --- Names ---------------------------------------------------------------------------------------------------------------
+// --- Names
+// ---------------------------------------------------------------------------------------------------------------
 
 /// Each throws Error(invalid_argument) "`what`: expected one of ..., got ...".
 [[nodiscard]] DType parse_dtype(std::string_view text, std::string_view what);

@@ -59,8 +59,9 @@ void Place::fail(std::string_view field, const std::string& message) const {
 json parse_json(const Place& place) {
   RepeatedKeys keys;
   try {
-    json value = json::parse(place.text.begin(), place.text.end(),
-                             [&keys](int depth, json::parse_event_t event, json& parsed) { return keys(depth, event, parsed); });
+    json value =
+        json::parse(place.text.begin(), place.text.end(),
+                    [&keys](int depth, json::parse_event_t event, json& parsed) { return keys(depth, event, parsed); });
     if (!keys.repeated().empty()) place.fail(keys.repeated(), "the key occurs twice in one object");
     return value;
   } catch (const json::parse_error& e) {
@@ -83,7 +84,9 @@ ObjectReader::ObjectReader(const json& value, const Place& place, std::string pr
   }
 }
 
-bool ObjectReader::has(std::string_view key) const { return value_->contains(std::string(key)); }
+bool ObjectReader::has(std::string_view key) const {
+  return value_->contains(std::string(key));
+}
 
 void ObjectReader::fail(std::string_view key, const std::string& message) const {
   place_->fail(prefix_ + std::string(key), message);
@@ -153,9 +156,8 @@ std::vector<std::int64_t> ObjectReader::int64_array(std::string_view key, std::i
   std::vector<std::int64_t> out;
   out.reserve(values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
-    out.push_back(checked_integer(values[i], min, max, [&](const std::string& message) {
-      fail(fmt::format("{}[{}]", key, i), message);
-    }));
+    out.push_back(checked_integer(values[i], min, max,
+                                  [&](const std::string& message) { fail(fmt::format("{}[{}]", key, i), message); }));
   }
   return out;
 }

@@ -1,5 +1,5 @@
-// Strict reading of JSON objects: every key must be known and is read once, with its type and range; a message names the
-// file, the line, the field, what was expected and what was found.
+// Strict reading of JSON objects: every key must be known and is read once, with its type and range; a message names
+// the file, the line, the field, what was expected and what was found.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,8 @@ class ObjectReader {
 
   [[nodiscard]] bool has(std::string_view key) const;
   [[nodiscard]] std::int64_t integer(std::string_view key, std::int64_t min, std::int64_t max);
-  [[nodiscard]] std::int64_t integer_or(std::string_view key, std::int64_t min, std::int64_t max, std::int64_t fallback);
+  [[nodiscard]] std::int64_t integer_or(std::string_view key, std::int64_t min, std::int64_t max,
+                                        std::int64_t fallback);
   [[nodiscard]] double number_or(std::string_view key, double min, double max, double fallback);
   [[nodiscard]] bool boolean_or(std::string_view key, bool fallback);
   [[nodiscard]] std::string string_or(std::string_view key, std::string_view fallback);

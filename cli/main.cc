@@ -1,7 +1,8 @@
-// The command `headwater`. Results go to standard output, everything else to standard error; exit codes are in command.h.
-#include <CLI/CLI.hpp>
+// The command `headwater`. Results go to standard output, everything else to standard error; exit codes are in
+// command.h.
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -15,9 +16,12 @@ int exit_code_of(ErrorCode code) {
   switch (code) {
     case ErrorCode::invalid_argument:
     case ErrorCode::invalid_page_table:
-    case ErrorCode::io: return kBadInput;
-    case ErrorCode::unsupported: return kUnsupported;
-    default: return kFailed;
+    case ErrorCode::io:
+      return kBadInput;
+    case ErrorCode::unsupported:
+      return kUnsupported;
+    default:
+      return kFailed;
   }
 }
 
@@ -26,7 +30,8 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", std::string("headwater ") + version());
   app.require_subcommand(1);
   app.footer(
-      "Exit codes: 0 done, 1 a run, proof or gate failed, 2 wrong usage, 3 unusable input, 4 not supported here, 130 interrupted.\n"
+      "Exit codes: 0 done, 1 a run, proof or gate failed, 2 wrong usage, 3 unusable input, 4 not supported here, 130 "
+      "interrupted.\n"
       "`headwater COMMAND --help` explains a command with examples.");
   Action action;
   add_generate(app, action);
@@ -60,4 +65,6 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace headwater::cli
 
-int main(int argc, char** argv) { return headwater::cli::run(argc, argv); }
+int main(int argc, char** argv) {
+  return headwater::cli::run(argc, argv);
+}

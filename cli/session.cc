@@ -18,7 +18,8 @@ std::string model_path(const GenerateFlags& flags) {
   const std::string path = folder + "/SmolLM2-135M-Instruct.Q4_1.gguf";
   std::error_code ignored;
   if (folder.empty() || !std::filesystem::exists(path, ignored)) {
-    throw Error(ErrorCode::io, fmt::format("--model: not given, and {} does not exist; tools/fetch_model.sh fetches it", path));
+    throw Error(ErrorCode::io,
+                fmt::format("--model: not given, and {} does not exist; tools/fetch_model.sh fetches it", path));
   }
   return path;
 }
@@ -60,10 +61,12 @@ Session open_session(const GenerateFlags& flags, ProgressBar& bar) {
 
 engine::EngineOptions engine_options(const GenerateFlags& flags) {
   engine::EngineOptions options;
-  options.plan = PlanOptions::from_env([](const char* name) { return static_cast<const char*>(std::getenv(name)); }, options.plan);
+  options.plan =
+      PlanOptions::from_env([](const char* name) { return static_cast<const char*>(std::getenv(name)); }, options.plan);
   if (!flags.policy.empty()) {
     options.plan.policy = parse_policy(flags.policy, "--policy");
-    if (flags.cascade.empty()) options.plan.cascade = CascadeSwitch::automatic;  // a policy by flag beats a switch by variable
+    if (flags.cascade.empty())
+      options.plan.cascade = CascadeSwitch::automatic;  // a policy by flag beats a switch by variable
   }
   if (flags.cascade == "on") options.plan.cascade = CascadeSwitch::on;
   if (flags.cascade == "off") options.plan.cascade = CascadeSwitch::off;
@@ -78,7 +81,9 @@ engine::EngineOptions engine_options(const GenerateFlags& flags) {
   options.device = load_device_model(flags.device_model, source);
   if (!flags.isa.empty()) {
     options.isa = parse_isa(flags.isa, "--isa");
-    if (*options.isa > cpu::detect_isa()) throw Error(ErrorCode::unsupported, fmt::format("--isa: this processor has {}, not {}", name_of(cpu::detect_isa()), flags.isa));
+    if (*options.isa > cpu::detect_isa())
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("--isa: this processor has {}, not {}", name_of(cpu::detect_isa()), flags.isa));
   }
   return options;
 }

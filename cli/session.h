@@ -50,7 +50,8 @@ struct Session {
   std::optional<engine::ChatTemplate> chat;  ///< empty: prompts are used as they are
   std::string system;
 
-  /// The tokens of one prompt: `shared` and `question` in one user message (or, without a chat format, one after the other).
+  /// The tokens of one prompt: `shared` and `question` in one user message (or, without a chat format, one after the
+  /// other).
   [[nodiscard]] std::vector<std::int32_t> tokens_of(const std::string& shared, const std::string& question) const;
 };
 

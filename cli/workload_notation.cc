@@ -13,7 +13,8 @@ namespace {
 constexpr std::int64_t kMaxNodes = std::int64_t{1} << 20;
 constexpr std::int64_t kMaxPathTokens = std::int64_t{1} << 30;  ///< positions are 32-bit
 
-std::vector<std::int64_t> parse_list(std::string_view text, std::string_view list, std::string_view kind, std::int64_t max) {
+std::vector<std::int64_t> parse_list(std::string_view text, std::string_view list, std::string_view kind,
+                                     std::int64_t max) {
   std::vector<std::int64_t> out;
   while (true) {
     const std::size_t end = std::min(list.find(','), list.size());
@@ -21,8 +22,9 @@ std::vector<std::int64_t> parse_list(std::string_view text, std::string_view lis
     std::int64_t value = 0;
     const auto [stop, error] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
     if (error != std::errc() || stop != cell.data() + cell.size() || value < 1 || value > max) {
-      throw Error(ErrorCode::invalid_argument, fmt::format("workload \"{}\": {}[{}]: expected an integer in [1, {}], got \"{}\"",
-                                                           text, kind, out.size(), max, cell));
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("workload \"{}\": {}[{}]: expected an integer in [1, {}], got \"{}\"", text, kind,
+                              out.size(), max, cell));
     }
     out.push_back(value);
     if (end == list.size()) return out;
@@ -51,7 +53,8 @@ bench::Forest parse_workload(std::string_view text) {
     num_nodes += counts[level];
     path += tokens[level];
     if (level > 0 && counts[level] < counts[level - 1]) {
-      fail(fmt::format("nodes[{}]: expected at least nodes[{}] = {}, got {}", level, level - 1, counts[level - 1], counts[level]));
+      fail(fmt::format("nodes[{}]: expected at least nodes[{}] = {}, got {}", level, level - 1, counts[level - 1],
+                       counts[level]));
     }
   }
   if (num_nodes > kMaxNodes) fail(fmt::format("expected at most {} nodes, got {}", kMaxNodes, num_nodes));

@@ -1,4 +1,5 @@
-// Readers of command inputs: what is accepted means what it says, and every message names file, line, field, expected, got.
+// Readers of command inputs: what is accepted means what it says, and every message names file, line, field, expected,
+// got.
 #include "cli/formats.h"
 
 #include <gtest/gtest.h>
@@ -25,9 +26,12 @@ std::string message_of(ErrorCode code, const Task& task) {
   return "";
 }
 
-std::string file_text(const std::string& name) { return read_file(std::string(HEADWATER_TEST_DATA) + "/" + name); }
+std::string file_text(const std::string& name) {
+  return read_file(std::string(HEADWATER_TEST_DATA) + "/" + name);
+}
 
-// --- Workload notation ------------------------------------------------------------------------------------------------
+// --- Workload notation
+// ------------------------------------------------------------------------------------------------
 
 TEST(Workload, ParentsFollowTheNotation) {
   const bench::Forest forest = parse_workload("1,2,6|8,16,4");
@@ -49,25 +53,31 @@ TEST(Workload, ChildrenOfUnevenLevels) {
 }
 
 TEST(Workload, Messages) {
-  const auto message = [](const char* text) { return message_of(ErrorCode::invalid_argument, [&] { (void)parse_workload(text); }); };
-  EXPECT_EQ(message("1,64"), "workload \"1,64\": expected \"nodes per level|tokens per node per level\", such as 1,64|8192,256");
-  EXPECT_EQ(message("1|2|3"), "workload \"1|2|3\": expected \"nodes per level|tokens per node per level\", such as 1,64|8192,256");
+  const auto message = [](const char* text) {
+    return message_of(ErrorCode::invalid_argument, [&] { (void)parse_workload(text); });
+  };
+  EXPECT_EQ(message("1,64"),
+            "workload \"1,64\": expected \"nodes per level|tokens per node per level\", such as 1,64|8192,256");
+  EXPECT_EQ(message("1|2|3"),
+            "workload \"1|2|3\": expected \"nodes per level|tokens per node per level\", such as 1,64|8192,256");
   EXPECT_EQ(message("1,x|2,3"), "workload \"1,x|2,3\": nodes[1]: expected an integer in [1, 1048576], got \"x\"");
   EXPECT_EQ(message("1,2|2,0"), "workload \"1,2|2,0\": tokens[1]: expected an integer in [1, 1073741824], got \"0\"");
   EXPECT_EQ(message("1,2|"), "workload \"1,2|\": tokens[0]: expected an integer in [1, 1073741824], got \"\"");
   EXPECT_EQ(message("1,2|8"), "workload \"1,2|8\": expected as many token counts as node counts (2), got 1");
   EXPECT_EQ(message("4,2|8,8"), "workload \"4,2|8,8\": nodes[1]: expected at least nodes[0] = 4, got 2");
-  EXPECT_EQ(message("1048576,1048576|1,1"), "workload \"1048576,1048576|1,1\": expected at most 1048576 nodes, got 2097152");
-  EXPECT_EQ(message("1,1|1073741824,1"), "workload \"1,1|1073741824,1\": expected at most 1073741824 tokens on a path, got 1073741825");
+  EXPECT_EQ(message("1048576,1048576|1,1"),
+            "workload \"1048576,1048576|1,1\": expected at most 1048576 nodes, got 2097152");
+  EXPECT_EQ(message("1,1|1073741824,1"),
+            "workload \"1,1|1073741824,1\": expected at most 1073741824 tokens on a path, got 1073741825");
 }
 
-// --- Trees ---------------------------------------------------------------------------------------------------------------
+// --- Trees
+// ---------------------------------------------------------------------------------------------------------------
 
-constexpr const char* kTree =
-    R"({"nodes":[{"id":0,"parent":-1,"num_tokens":100,"first_step":-99,"last_step":0},)"
-    R"({"id":7,"parent":0,"num_tokens":20,"first_step":1,"last_step":20},)"
-    R"({"id":8,"parent":0,"num_tokens":30,"first_step":1,"last_step":30},)"
-    R"({"id":9,"parent":7,"num_tokens":10,"first_step":21,"last_step":30}]})";
+constexpr const char* kTree = R"({"nodes":[{"id":0,"parent":-1,"num_tokens":100,"first_step":-99,"last_step":0},)"
+                              R"({"id":7,"parent":0,"num_tokens":20,"first_step":1,"last_step":20},)"
+                              R"({"id":8,"parent":0,"num_tokens":30,"first_step":1,"last_step":30},)"
+                              R"({"id":9,"parent":7,"num_tokens":10,"first_step":21,"last_step":30}]})";
 
 TEST(Trees, LiveLeavesAtAStep) {
   const std::vector<Tree> trees = parse_trees(kTree, "t.jsonl");
@@ -94,7 +104,9 @@ TEST(Trees, SampleFilesAreReadable) {
 }
 
 TEST(Trees, Messages) {
-  const auto message = [](const std::string& text) { return message_of(ErrorCode::io, [&] { (void)parse_trees(text, "t.jsonl"); }); };
+  const auto message = [](const std::string& text) {
+    return message_of(ErrorCode::io, [&] { (void)parse_trees(text, "t.jsonl"); });
+  };
   const auto tree = [](const std::string& nodes) { return "{\"nodes\":[" + nodes + "]}"; };
   const std::string root = R"({"id":0,"parent":-1,"num_tokens":4,"first_step":-3,"last_step":0})";
   EXPECT_EQ(message(""), "t.jsonl:1: expected a tree, got an empty file");
@@ -107,26 +119,35 @@ TEST(Trees, Messages) {
   EXPECT_EQ(message("{\"nodes\":[],\"extra\":1}"), "t.jsonl:1: extra: unknown key");
   EXPECT_EQ(message("{\"nodes\":[],\"nodes\":[]}"), "t.jsonl:1: nodes: the key occurs twice in one object");
   EXPECT_EQ(message(tree("5")), "t.jsonl:1: nodes[0]: expected an object, got 5");
-  EXPECT_EQ(message(tree(R"({"id":-1,"parent":-1,"num_tokens":4,"first_step":0,"last_step":0})")), "t.jsonl:1: nodes[0].id: expected an integer in [0, 2147483647], got -1");
-  EXPECT_EQ(message(tree(R"({"id":0,"parent":-1,"num_tokens":4.5,"first_step":0,"last_step":0})")), "t.jsonl:1: nodes[0].num_tokens: expected an integer in [0, 2147483648], got 4.5");
-  EXPECT_EQ(message(tree(R"({"id":0,"parent":-1,"num_tokens":4,"first_step":0})")), "t.jsonl:1: nodes[0].last_step: expected an integer, but the key is missing");
-  EXPECT_EQ(message(tree(R"({"id":0,"parent":3,"num_tokens":4,"first_step":0,"last_step":0})")), "t.jsonl:1: nodes[0].parent: expected -1 (the first node is the root), got 3");
+  EXPECT_EQ(message(tree(R"({"id":-1,"parent":-1,"num_tokens":4,"first_step":0,"last_step":0})")),
+            "t.jsonl:1: nodes[0].id: expected an integer in [0, 2147483647], got -1");
+  EXPECT_EQ(message(tree(R"({"id":0,"parent":-1,"num_tokens":4.5,"first_step":0,"last_step":0})")),
+            "t.jsonl:1: nodes[0].num_tokens: expected an integer in [0, 2147483648], got 4.5");
+  EXPECT_EQ(message(tree(R"({"id":0,"parent":-1,"num_tokens":4,"first_step":0})")),
+            "t.jsonl:1: nodes[0].last_step: expected an integer, but the key is missing");
+  EXPECT_EQ(message(tree(R"({"id":0,"parent":3,"num_tokens":4,"first_step":0,"last_step":0})")),
+            "t.jsonl:1: nodes[0].parent: expected -1 (the first node is the root), got 3");
   EXPECT_EQ(message(tree(root + R"(,{"id":1,"parent":-1,"num_tokens":4,"first_step":0,"last_step":0})")),
             "t.jsonl:1: nodes[1].parent: expected the id of an earlier node, got -1 (there is one root)");
-  EXPECT_EQ(message(root.substr(0, 0) + tree(root + R"(,{"id":1,"parent":2,"num_tokens":4,"first_step":0,"last_step":0})")), "t.jsonl:1: nodes[1].parent: expected the id of an earlier node, got 2");
-  EXPECT_EQ(message(tree(root + R"(,{"id":0,"parent":0,"num_tokens":4,"first_step":0,"last_step":0})")), "t.jsonl:1: nodes[1].id: expected an id not used before, got 0");
-  EXPECT_EQ(message(tree(root + R"(,{"id":1,"parent":0,"num_tokens":4,"first_step":9,"last_step":8})")), "t.jsonl:1: nodes[1].first_step: expected at most last_step = 8, got 9");
+  EXPECT_EQ(
+      message(root.substr(0, 0) + tree(root + R"(,{"id":1,"parent":2,"num_tokens":4,"first_step":0,"last_step":0})")),
+      "t.jsonl:1: nodes[1].parent: expected the id of an earlier node, got 2");
+  EXPECT_EQ(message(tree(root + R"(,{"id":0,"parent":0,"num_tokens":4,"first_step":0,"last_step":0})")),
+            "t.jsonl:1: nodes[1].id: expected an id not used before, got 0");
+  EXPECT_EQ(message(tree(root + R"(,{"id":1,"parent":0,"num_tokens":4,"first_step":9,"last_step":8})")),
+            "t.jsonl:1: nodes[1].first_step: expected at most last_step = 8, got 9");
   EXPECT_EQ(message(std::string(kTree) + "\n{\"nodes\":null}\n"), "t.jsonl:2: nodes: expected an array, got null");
 }
 
-// --- Traces ----------------------------------------------------------------------------------------------------------------
+// --- Traces
+// ----------------------------------------------------------------------------------------------------------------
 
 TEST(Traces, RequestsAliveAtATime) {
-  const Trace trace = parse_trace(
-      R"({"timestamp": 1000, "input_length": 1000, "output_length": 60, "hash_ids": [1, 2]})"
-      "\n"
-      R"({"timestamp": 1500, "input_length": 1100, "output_length": 300, "hash_ids": [1, 3, 4]})",
-      "trace.jsonl");
+  const Trace trace =
+      parse_trace(R"({"timestamp": 1000, "input_length": 1000, "output_length": 60, "hash_ids": [1, 2]})"
+                  "\n"
+                  R"({"timestamp": 1500, "input_length": 1100, "output_length": 300, "hash_ids": [1, 3, 4]})",
+                  "trace.jsonl");
   ASSERT_EQ(trace.requests.size(), 2U);
   EXPECT_DOUBLE_EQ(trace.duration(1), 0.5);
   EXPECT_TRUE(trace.at_time(0.5, 1).requests.empty()) << "one second of prefill";
@@ -139,11 +160,10 @@ TEST(Traces, RequestsAliveAtATime) {
 }
 
 TEST(Traces, BlocksOfDifferentLengthAreNotShared) {
-  const Trace trace = parse_trace(
-      R"({"timestamp": 0, "input_length": 600, "output_length": 60, "hash_ids": [1, 2]})"
-      "\n"
-      R"({"timestamp": 0, "input_length": 700, "output_length": 60, "hash_ids": [1, 2]})",
-      "trace.jsonl");
+  const Trace trace = parse_trace(R"({"timestamp": 0, "input_length": 600, "output_length": 60, "hash_ids": [1, 2]})"
+                                  "\n"
+                                  R"({"timestamp": 0, "input_length": 700, "output_length": 60, "hash_ids": [1, 2]})",
+                                  "trace.jsonl");
   const bench::ForestTokens tokens = bench::count_tokens(trace.at_time(1.0, 1));
   EXPECT_EQ(tokens.unique, 512 + 88 + 188);
 }
@@ -162,17 +182,26 @@ TEST(Traces, SampleFilesAreReadable) {
 }
 
 TEST(Traces, Messages) {
-  const auto jsonl = [](const std::string& text) { return message_of(ErrorCode::io, [&] { (void)parse_trace(text, "a.jsonl"); }); };
+  const auto jsonl = [](const std::string& text) {
+    return message_of(ErrorCode::io, [&] { (void)parse_trace(text, "a.jsonl"); });
+  };
   EXPECT_EQ(jsonl("\n"), "a.jsonl:1: expected a request, got an empty file");
-  EXPECT_EQ(jsonl(R"({"timestamp": "0", "input_length": 5, "output_length": 6, "hash_ids": [1]})"), "a.jsonl:1: timestamp: expected an integer in [0, 1125899906842624], got \"0\"");
-  EXPECT_EQ(jsonl(R"({"timestamp": 0, "input_length": 0, "output_length": 6, "hash_ids": []})"), "a.jsonl:1: input_length: expected an integer in [1, 2147483648], got 0");
-  EXPECT_EQ(jsonl(R"({"timestamp": 0, "input_length": 5, "output_length": -6, "hash_ids": [1]})"), "a.jsonl:1: output_length: expected an integer in [0, 2147483648], got -6");
-  EXPECT_EQ(jsonl(R"({"timestamp": 0, "input_length": 5, "output_length": 6, "hash_ids": [1.5]})"), "a.jsonl:1: hash_ids[0]: expected an integer in [0, 9223372036854775807], got 1.5");
+  EXPECT_EQ(jsonl(R"({"timestamp": "0", "input_length": 5, "output_length": 6, "hash_ids": [1]})"),
+            "a.jsonl:1: timestamp: expected an integer in [0, 1125899906842624], got \"0\"");
+  EXPECT_EQ(jsonl(R"({"timestamp": 0, "input_length": 0, "output_length": 6, "hash_ids": []})"),
+            "a.jsonl:1: input_length: expected an integer in [1, 2147483648], got 0");
+  EXPECT_EQ(jsonl(R"({"timestamp": 0, "input_length": 5, "output_length": -6, "hash_ids": [1]})"),
+            "a.jsonl:1: output_length: expected an integer in [0, 2147483648], got -6");
+  EXPECT_EQ(jsonl(R"({"timestamp": 0, "input_length": 5, "output_length": 6, "hash_ids": [1.5]})"),
+            "a.jsonl:1: hash_ids[0]: expected an integer in [0, 9223372036854775807], got 1.5");
   EXPECT_EQ(jsonl(R"({"timestamp": 0, "input_length": 513, "output_length": 6, "hash_ids": [1]})"),
             "a.jsonl:1: hash_ids: expected 2 ids (one per 512 tokens of input_length = 513), got 1");
-  EXPECT_EQ(jsonl("{\"timestamp\": 5, \"input_length\": 1, \"output_length\": 6, \"hash_ids\": [1]}\n{\"timestamp\": 4, \"input_length\": 1, \"output_length\": 6, \"hash_ids\": [1]}"),
+  EXPECT_EQ(jsonl("{\"timestamp\": 5, \"input_length\": 1, \"output_length\": 6, \"hash_ids\": [1]}\n{\"timestamp\": "
+                  "4, \"input_length\": 1, \"output_length\": 6, \"hash_ids\": [1]}"),
             "a.jsonl:2: timestamp: expected at least that of the line before (5), got 4");
-  const auto csv = [](const std::string& text) { return message_of(ErrorCode::io, [&] { (void)parse_trace(text, "a.csv"); }); };
+  const auto csv = [](const std::string& text) {
+    return message_of(ErrorCode::io, [&] { (void)parse_trace(text, "a.csv"); });
+  };
   EXPECT_EQ(csv(""), "a.csv:1: expected a request, got an empty file");
   EXPECT_EQ(csv("A,1\n"), "a.csv:1: expected 3 fields (label,input_tokens,output_tokens), got 2");
   EXPECT_EQ(csv("A,1,1\n,1,1\n"), "a.csv:2: label: expected a label, got \"\"");
@@ -180,7 +209,8 @@ TEST(Traces, Messages) {
   EXPECT_EQ(csv("A,1,1x\n"), "a.csv:1: output_tokens: expected an integer in [0, 2147483648], got \"1x\"");
 }
 
-// --- Page tables -------------------------------------------------------------------------------------------------------------
+// --- Page tables
+// -------------------------------------------------------------------------------------------------------------
 
 TEST(PageTables, FieldsAndDefaults) {
   const PageTableFile table = parse_page_table(
@@ -202,25 +232,35 @@ TEST(PageTables, FieldsAndDefaults) {
 TEST(PageTables, Messages) {
   const auto with = [](const std::string& rest) {
     return message_of(ErrorCode::io, [&] {
-      (void)parse_page_table("{\"page_size\": 4,\n\"qo_indptr\": [0, 1],\n\"kv_indptr\": [0, 1],\n\"kv_last_page_len\": [1],\n" + rest + "}", "b.json");
+      (void)parse_page_table(
+          "{\"page_size\": 4,\n\"qo_indptr\": [0, 1],\n\"kv_indptr\": [0, 1],\n\"kv_last_page_len\": [1],\n" + rest +
+              "}",
+          "b.json");
     });
   };
-  EXPECT_EQ(with("\"kv_indices\": [1, \"x\"]"), "b.json:5: kv_indices[1]: expected an integer in [-2147483648, 2147483647], got \"x\"");
+  EXPECT_EQ(with("\"kv_indices\": [1, \"x\"]"),
+            "b.json:5: kv_indices[1]: expected an integer in [-2147483648, 2147483647], got \"x\"");
   EXPECT_EQ(with("\"kv_indices\": {}"), "b.json:5: kv_indices: expected an array, got {}");
   EXPECT_EQ(with("\"null_page\": 1"), "b.json:1: kv_indices: expected an array, but the key is missing");
-  EXPECT_EQ(with("\"kv_indices\": [1], \"policy\": \"best\""), "b.json:1: policy: expected one of auto, flat, two_level, vllm, forest, got \"best\"");
-  EXPECT_EQ(with("\"kv_indices\": [1], \"kv_dtype\": \"int8\""), "b.json:1: kv_dtype: expected one of f32, f16, bf16, f8e4m3, got \"int8\"");
+  EXPECT_EQ(with("\"kv_indices\": [1], \"policy\": \"best\""),
+            "b.json:1: policy: expected one of auto, flat, two_level, vllm, forest, got \"best\"");
+  EXPECT_EQ(with("\"kv_indices\": [1], \"kv_dtype\": \"int8\""),
+            "b.json:1: kv_dtype: expected one of f32, f16, bf16, f8e4m3, got \"int8\"");
   EXPECT_EQ(with("\"kv_indices\": [1],\n\"causal\": 1"), "b.json:6: causal: expected true or false, got 1");
-  EXPECT_EQ(with("\"kv_indices\": [1], \"logits_soft_cap\": -1"), "b.json:5: logits_soft_cap: expected a number in [0, 1e+30], got -1");
+  EXPECT_EQ(with("\"kv_indices\": [1], \"logits_soft_cap\": -1"),
+            "b.json:5: logits_soft_cap: expected a number in [0, 1e+30], got -1");
   EXPECT_EQ(with("\"kv_indices\": [1], \"q_dtype\": 3"), "b.json:5: q_dtype: expected a string, got 3");
   EXPECT_EQ(with("\"kv_indices\": [1],\n\n\"pages\": 3"), "b.json:7: pages: unknown key");
   EXPECT_EQ(with("\"kv_indices\": [1], \"page_size\": 3"), "b.json:1: page_size: the key occurs twice in one object");
-  EXPECT_EQ(message_of(ErrorCode::io, [] { (void)parse_page_table("{\"page_size\": 0}", "b.json"); }), "b.json:1: page_size: expected an integer in [1, 1048576], got 0");
-  EXPECT_EQ(message_of(ErrorCode::io, [] { (void)parse_page_table("{\"page_size\": 18446744073709551615}", "b.json"); }),
-            "b.json:1: page_size: expected an integer in [1, 1048576], got 18446744073709551615");
+  EXPECT_EQ(message_of(ErrorCode::io, [] { (void)parse_page_table("{\"page_size\": 0}", "b.json"); }),
+            "b.json:1: page_size: expected an integer in [1, 1048576], got 0");
+  EXPECT_EQ(
+      message_of(ErrorCode::io, [] { (void)parse_page_table("{\"page_size\": 18446744073709551615}", "b.json"); }),
+      "b.json:1: page_size: expected an integer in [1, 1048576], got 18446744073709551615");
 }
 
-// --- Device models -----------------------------------------------------------------------------------------------------------
+// --- Device models
+// -----------------------------------------------------------------------------------------------------------
 
 TEST(DeviceModels, RoundTrip) {
   DeviceModel model = DeviceModel::default_cpu();
@@ -235,7 +275,9 @@ TEST(DeviceModels, RoundTrip) {
 }
 
 TEST(DeviceModels, Messages) {
-  const auto message = [](const std::string& text) { return message_of(ErrorCode::io, [&] { (void)parse_device_model(text, "d.json"); }); };
+  const auto message = [](const std::string& text) {
+    return message_of(ErrorCode::io, [&] { (void)parse_device_model(text, "d.json"); });
+  };
   EXPECT_EQ(message("{\"item_ps\": -1}"), "d.json:1: item_ps: expected an integer in [0, 1125899906842624], got -1");
   EXPECT_EQ(message("{\"num_workers\": 0}"), "d.json:1: num_workers: expected an integer in [1, 2147483647], got 0");
   EXPECT_EQ(message("{\"dot16\": {\"few_row\": 1}}"), "d.json:1: dot16.few_row: unknown key");
@@ -243,18 +285,23 @@ TEST(DeviceModels, Messages) {
   EXPECT_EQ(message("{\"speed\": 4}"), "d.json:1: speed: unknown key");
 }
 
-// --- Names and files -----------------------------------------------------------------------------------------------------------
+// --- Names and files
+// -----------------------------------------------------------------------------------------------------------
 
 TEST(Names, Messages) {
   const auto message = [](const auto& task) { return message_of(ErrorCode::invalid_argument, task); };
-  EXPECT_EQ(message([] { (void)parse_dtype("int4", "--dtype"); }), "--dtype: expected one of f32, f16, bf16, f8e4m3, got \"int4\"");
-  EXPECT_EQ(message([] { (void)parse_policy("x", "--policy"); }), "--policy: expected one of auto, flat, two_level, vllm, forest, got \"x\"");
-  EXPECT_EQ(message([] { (void)parse_isa("neon", "--isa"); }), "--isa: expected one of scalar, avx2, avx512, avx512_bf16, got \"neon\"");
+  EXPECT_EQ(message([] { (void)parse_dtype("int4", "--dtype"); }),
+            "--dtype: expected one of f32, f16, bf16, f8e4m3, got \"int4\"");
+  EXPECT_EQ(message([] { (void)parse_policy("x", "--policy"); }),
+            "--policy: expected one of auto, flat, two_level, vllm, forest, got \"x\"");
+  EXPECT_EQ(message([] { (void)parse_isa("neon", "--isa"); }),
+            "--isa: expected one of scalar, avx2, avx512, avx512_bf16, got \"neon\"");
   EXPECT_EQ(parse_dtype("fp16", "--dtype"), DType::f16);
 }
 
 TEST(Files, MissingFile) {
-  EXPECT_EQ(message_of(ErrorCode::io, [] { (void)read_file("/nonexistent/x.json"); }), "/nonexistent/x.json: cannot be read: No such file or directory");
+  EXPECT_EQ(message_of(ErrorCode::io, [] { (void)read_file("/nonexistent/x.json"); }),
+            "/nonexistent/x.json: cannot be read: No such file or directory");
 }
 
 }  // namespace
