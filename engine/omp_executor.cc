@@ -2,7 +2,8 @@
 #include "engine/omp_executor.h"
 
 #include <omp.h>
-#include <sched.h>
+
+#include <algorithm>
 
 namespace headwater::engine {
 
@@ -17,11 +18,7 @@ void OmpExecutor::parallel(void (*task)(void* context, int worker) noexcept, voi
 }
 
 int available_processors() noexcept {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  const int count = CPU_COUNT(&set);
-  return count > 0 ? count : 1;
+  return std::max(1, omp_get_num_procs());
 }
 
 std::unique_ptr<Executor> make_executor(int num_workers) {

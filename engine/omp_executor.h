@@ -21,7 +21,7 @@ class OmpExecutor final : public Executor {
   int num_workers_;
 };
 
-/// Processors in the calling thread's affinity mask.
+/// Processors in the process's affinity mask at its start (OMP_PROC_BIND narrows the calling thread's own later).
 [[nodiscard]] int available_processors() noexcept;
 
 /// OmpExecutor, or ThreadPool in a HEADWATER_SERIAL_PRODUCTS build. num_workers = 0: available_processors().

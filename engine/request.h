@@ -20,14 +20,14 @@ struct SamplingParams {
 
 /// One prompt, and n samples of its continuation. The samples share the prompt's pages.
 struct Request {
-  std::vector<std::int32_t> prompt;  ///< at least one token
-  SamplingParams sampling;
+  std::vector<std::int32_t> prompt{};  ///< at least one token
+  SamplingParams sampling{};
   int num_samples = 1;
-  int max_tokens = 128;                   ///< per sample, >= 1
-  std::vector<std::string> stop;          ///< a sample ends before the first of these; not part of its text
-  std::vector<std::int32_t> stop_tokens;  ///< ends a sample; besides the model's own end-of-sequence token
-  bool ignore_eos = false;                ///< go on after the model's end-of-sequence token
-  std::uint64_t salt = 0;                 ///< requests with different salts never share cached pages
+  int max_tokens = 128;                     ///< per sample, >= 1
+  std::vector<std::string> stop{};          ///< a sample ends before the first of these; not part of its text
+  std::vector<std::int32_t> stop_tokens{};  ///< ends a sample; besides the model's own end-of-sequence token
+  bool ignore_eos = false;                  ///< go on after the model's end-of-sequence token
+  std::uint64_t salt = 0;                   ///< requests with different salts never share cached pages
 };
 
 using RequestId = std::int64_t;
