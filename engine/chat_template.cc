@@ -23,7 +23,11 @@ std::vector<std::string_view> markers_of(ChatFormat format) {
   return {kBegin, kHeader, kHeaderEnd, kTurnEnd};
 }
 
+/// Of formats that share ChatML's markers but put this one, not a line break, after the role.
+constexpr std::string_view kSeparator = "<|im_sep|>";
+
 bool mentions_all_markers(std::string_view text, ChatFormat format) {
+  if (text.find(kSeparator) != std::string_view::npos) return false;
   // The begin-of-text marker is often written as a variable.
   return std::ranges::all_of(markers_of(format), [&](std::string_view marker) {
     return marker == kBegin || text.find(marker) != std::string_view::npos;

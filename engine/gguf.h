@@ -57,7 +57,7 @@ struct GgufTensor {
 /// An open file. Move-only; every view handed out lives as long as the object (moves keep them valid).
 class Gguf {
  public:
-  /// Maps and checks `path`.
+  /// Maps and checks `path`. The file must not be shortened while it is open.
   [[nodiscard]] static Gguf open(const std::string& path);
   /// The same checks on bytes that the caller keeps alive; `name` stands for the path in messages.
   [[nodiscard]] static Gguf from_bytes(std::span<const std::byte> bytes, std::string name = "memory");

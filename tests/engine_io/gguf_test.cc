@@ -298,6 +298,12 @@ TEST(GgufMalformed, Offsets) {
   expect_refused(file.bytes(), "tensor 'b' has offset 18446744073709551584 and 34 bytes, but the file holds 66 bytes");
   file.offsets["b"] = 0;
   expect_refused(file.bytes(), " overlap: the first ends at byte ");
+  // Cut right after the tensor infos, before the padding.
+  file = GgufWriter();
+  file.tensor("w", GgmlType::f32, {1}, {});
+  Bytes cut = file.bytes();
+  cut.resize(24 + 8 + 1 + 4 + 8 + 4 + 8);
+  expect_refused(cut, "tensor data should start at byte 64, but the file has 57 bytes (it is truncated)");
   // In reverse order they touch without overlapping.
   file = GgufWriter();
   file.tensor("a", GgmlType::f32, {8}, Bytes(32, std::byte{1}))
