@@ -57,7 +57,8 @@ void append_side(const Append& a, const PagedTensor& side, const ConstRowsView& 
       for (std::int64_t r = begin; r < end; ++r) {
         const std::int64_t slot = a.token_slots[static_cast<std::size_t>(r)];
         if (slot < 0) continue;
-        const std::int64_t at = slot / a.cache.page_size * side.page_stride + slot % a.cache.page_size * side.token_stride;
+        const std::int64_t at =
+            slot / a.cache.page_size * side.page_stride + slot % a.cache.page_size * side.token_stride;
         const From* from = static_cast<const From*>(rows.data) + r * rows.row_stride;
         To* to = static_cast<To*>(side.data) + at;
         for (int h = 0; h < a.num_kv_heads; ++h) {
@@ -177,8 +178,8 @@ void append_kv(const KvCache& cache, ConstRowsView k, ConstRowsView v, std::span
 
   Append append{cache,       k,           v,       token_slots, num_kv_heads,
                 head_dim_qk, head_dim_vo, k_scale, v_scale,     executor.num_workers()};
-  const std::int64_t bytes = rows * num_kv_heads * (head_dim_qk + head_dim_vo) *
-                             static_cast<std::int64_t>(size_of(cache.dtype));
+  const std::int64_t bytes =
+      rows * num_kv_heads * (head_dim_qk + head_dim_vo) * static_cast<std::int64_t>(size_of(cache.dtype));
   if (append.num_workers == 1 || bytes < kSerialBytes) {
     append.num_workers = 1;
     append_rows(append, 0);

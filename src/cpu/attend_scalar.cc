@@ -11,8 +11,8 @@ namespace {
 constexpr int kBlock = 128;
 
 struct States {
-  const float* o;     ///< [slots, Hq, Dvo]
-  const float* lse;   ///< [slots, Hq]
+  const float* o;    ///< [slots, Hq, Dvo]
+  const float* lse;  ///< [slots, Hq]
   const std::int32_t* slots;
   int count;
   int num_heads;

@@ -1,10 +1,10 @@
-// Attention of one work item in plain C++: the readable statement of what every kernel computes, and the level that runs
-// everywhere.
+// Attention of one work item in plain C++: the readable statement of what every kernel computes, and the level that
+// runs everywhere.
 //
 // Keys are the outer loop, so that each key and value of the item is read once per KV head; all query rows of the item
 // times the group size ("stacked rows", index row * group_size + g) take it in turn with an online softmax in base 2. A
-// row's arithmetic does not depend on the other rows. In batch-invariant mode a state is closed at every absolute multiple
-// of the chunk and folded (state.h) or left as a partial of its own, as the item says.
+// row's arithmetic does not depend on the other rows. In batch-invariant mode a state is closed at every absolute
+// multiple of the chunk and folded (state.h) or left as a partial of its own, as the item says.
 //
 // Scratch, fp32: q [n, Dqk] | acc [n, Dvo] | max, sum, folded_lse [n] | k [Dqk] | v [Dvo] | folded [n, Dvo] in
 // batch-invariant mode; n stacked rows. Never more than the formula of scratch.h.
@@ -111,8 +111,8 @@ class ItemKernel {
 
   void load_queries(int head) noexcept {
     for (int i = 0; i < n_; ++i) {
-      const std::int64_t offset = row_of(i / p_.group_size) * p_.q.row_stride +
-                                  (head * p_.group_size + i % p_.group_size) * p_.q.head_stride;
+      const std::int64_t offset =
+          row_of(i / p_.group_size) * p_.q.row_stride + (head * p_.group_size + i % p_.group_size) * p_.q.head_stride;
       load_row(p_.q.data, p_.q.dtype, offset, p_.head_dim_qk, q_ + static_cast<std::int64_t>(i) * p_.head_dim_qk);
     }
   }
@@ -204,8 +204,8 @@ class ItemKernel {
       write_output(p_, row_of(j), qo_head, o, lse);
       return;
     }
-    const std::int64_t slot = static_cast<std::int64_t>(item_.partial_begin) +
-                              static_cast<std::int64_t>(state) * item_.num_rows + j;
+    const std::int64_t slot =
+        static_cast<std::int64_t>(item_.partial_begin) + static_cast<std::int64_t>(state) * item_.num_rows + j;
     const std::int64_t at = slot * p_.num_qo_heads + qo_head;
     for (int d = 0; d < p_.head_dim_vo; ++d) p_.partial_o[at * p_.head_dim_vo + d] = o[d];
     p_.partial_lse[at] = lse;

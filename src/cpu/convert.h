@@ -1,8 +1,8 @@
 // Scalar conversions between fp32 and the 16-bit and 8-bit float formats, round to nearest, ties to even.
 //
 // f16, bf16 and f8e4m3 are stored as their bits. Overflow: f16 and bf16 round to infinity, f8e4m3 (which has none)
-// saturates at +-448. NaN stays NaN. All are constexpr and forced inline: this header is also included by files that are
-// compiled for newer processors, and a copy out of line could be picked by the linker for everybody.
+// saturates at +-448. NaN stays NaN. All are constexpr and forced inline: this header is also included by files that
+// are compiled for newer processors, and a copy out of line could be picked by the linker for everybody.
 #pragma once
 
 #include <bit>
@@ -23,7 +23,9 @@ struct F8e4m3 {
   std::uint8_t bits;
 };
 
-[[gnu::always_inline]] constexpr float to_f32(float x) noexcept { return x; }
+[[gnu::always_inline]] constexpr float to_f32(float x) noexcept {
+  return x;
+}
 
 [[gnu::always_inline]] constexpr float to_f32(Bf16 x) noexcept {
   return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
@@ -113,14 +115,19 @@ template <class To, class From>
   for (int i = 0; i < n; ++i) to[i] = from_f32<To>(to_f32(from[i]));
 }
 
-/// Calls f with a value of the C++ type that stores `dtype`: with_type(DType::bf16, [](auto tag) { using T = decltype(tag); }).
+/// Calls f with a value of the C++ type that stores `dtype`: with_type(DType::bf16, [](auto tag) { using T =
+/// decltype(tag); }).
 template <class F>
 [[gnu::always_inline]] inline decltype(auto) with_type(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::f32: return f(float{});
-    case DType::f16: return f(F16{});
-    case DType::bf16: return f(Bf16{});
-    case DType::f8e4m3: break;
+    case DType::f32:
+      return f(float{});
+    case DType::f16:
+      return f(F16{});
+    case DType::bf16:
+      return f(Bf16{});
+    case DType::f8e4m3:
+      break;
   }
   return f(F8e4m3{});
 }

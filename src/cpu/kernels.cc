@@ -1,12 +1,10 @@
 // Which kernels this processor can run: the only place that tests for its features.
 #include "cpu/kernels.h"
 
-#include <algorithm>
 #include <string>
 
-#if defined(HEADWATER_CPU_AVX2) || defined(HEADWATER_CPU_AVX512) || defined(HEADWATER_CPU_AVX512_BF16)
+#ifdef HEADWATER_CPU_X86
 #include <cpuid.h>
-#define HEADWATER_CPU_X86 1
 #endif
 
 namespace headwater::cpu {
@@ -31,37 +29,28 @@ Isa probe() noexcept {
 #endif
 }
 
-/// Highest level that this build has kernels for.
-constexpr Isa kHighestBuilt =
-#if defined(HEADWATER_CPU_AVX512_BF16)
-    Isa::avx512_bf16;
-#elif defined(HEADWATER_CPU_AVX512)
-    Isa::avx512;
-#elif defined(HEADWATER_CPU_AVX2)
-    Isa::avx2;
-#else
-    Isa::scalar;
-#endif
-
 const Kernels& table_of(Isa isa) noexcept {
+#ifdef HEADWATER_CPU_X86
   switch (isa) {
-#ifdef HEADWATER_CPU_AVX512_BF16
-    case Isa::avx512_bf16: return kAvx512Bf16Kernels;
-#endif
-#ifdef HEADWATER_CPU_AVX512
-    case Isa::avx512: return kAvx512Kernels;
-#endif
-#ifdef HEADWATER_CPU_AVX2
-    case Isa::avx2: return kAvx2Kernels;
-#endif
-    default: return kScalarKernels;
+    case Isa::avx512_bf16:
+      return kAvx512Bf16Kernels;
+    case Isa::avx512:
+      return kAvx512Kernels;
+    case Isa::avx2:
+      return kAvx2Kernels;
+    case Isa::scalar:
+      break;
   }
+#else
+  (void)isa;  // probe() knows no other level
+#endif
+  return kScalarKernels;
 }
 
 }  // namespace
 
 Isa detect_isa() noexcept {
-  static const Isa isa = std::min(probe(), kHighestBuilt);
+  static const Isa isa = probe();
   return isa;
 }
 
@@ -73,6 +62,8 @@ const Kernels& kernels_for(Isa isa, Isa highest) {
   return table_of(isa);
 }
 
-const Kernels& kernels_for(Isa isa) { return kernels_for(isa, detect_isa()); }
+const Kernels& kernels_for(Isa isa) {
+  return kernels_for(isa, detect_isa());
+}
 
 }  // namespace headwater::cpu

@@ -1,5 +1,5 @@
-// The table of CPU kernels: one entry per ISA level, each from its own translation unit compiled with that level's flags.
-// Only kernels.cc tests for the processor's features.
+// The table of CPU kernels: one entry per ISA level, each from its own translation unit compiled with that level's
+// flags. Only kernels.cc tests for the processor's features.
 #pragma once
 
 #include <cstddef>
@@ -34,14 +34,14 @@ struct AttendParams {
   float sm_scale = 1.0F;
   float logits_soft_cap = 0.0F;
   const float* alibi_slopes = nullptr;
-  const float* sinks = nullptr;    ///< nullptr also when include_sink is false
+  const float* sinks = nullptr;  ///< nullptr also when include_sink is false
   Scale k_scale;
   Scale v_scale;
   std::int64_t num_sink_tokens = 0;
 
   // Partial states (workspace).
-  float* partial_o = nullptr;      ///< [slots, Hq, Dvo]
-  float* partial_lse = nullptr;    ///< [slots, Hq], base 2, without learned sinks
+  float* partial_o = nullptr;    ///< [slots, Hq, Dvo]
+  float* partial_lse = nullptr;  ///< [slots, Hq], base 2, without learned sinks
   bool batch_invariant = false;
   int invariant_chunk = 128;
 };
@@ -58,8 +58,9 @@ struct Kernels {
   void (*attend)(const AttendParams& p, const detail::WorkItem& item, Scratch scratch) noexcept;
   /// Scratch that `attend` needs for a tile of `max_rows` query rows.
   std::size_t (*scratch_bytes)(const AttendParams& p, int max_rows) noexcept;
-  /// Merges `count` states (partial slots in order) of query row `row`, all heads, adds the learned sink, writes out and lse.
-  /// In batch-invariant mode a left fold (state.h). count >= 1; the scalar level also takes 0, a row without keys.
+  /// Merges `count` states (partial slots in order) of query row `row`, all heads, adds the learned sink, writes out
+  /// and lse. In batch-invariant mode a left fold (state.h). count >= 1; the scalar level also takes 0, a row without
+  /// keys.
   void (*merge_row)(const AttendParams& p, std::int32_t row, const std::int32_t* slots, int count) noexcept;
 };
 
@@ -68,7 +69,7 @@ const Kernels& kernels_for(Isa isa);
 /// The same, for a processor whose highest level is `highest`.
 const Kernels& kernels_for(Isa isa, Isa highest);
 
-// One per translation unit; which of them are built is decided in CMakeLists.txt.
+// One per translation unit; those above scalar exist on x86-64 only.
 extern const Kernels kScalarKernels;
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;

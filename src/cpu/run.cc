@@ -1,8 +1,8 @@
 // Execution of a plan: check, attend, merge.
 //
-// Phase 1 takes work items from a queue (an atomic index; items are sorted longest first) until none is left. Phase 2 merges
-// the rows that have several states and writes the rows that have no key. Which worker takes an item changes no bits.
-// Partial states and the workers' scratch memory lie in the caller's workspace (layout: plan_data.h).
+// Phase 1 takes work items from a queue (an atomic index; items are sorted longest first) until none is left. Phase 2
+// merges the rows that have several states and writes the rows that have no key. Which worker takes an item changes no
+// bits. Partial states and the workers' scratch memory lie in the caller's workspace (layout: plan_data.h).
 #include "cpu/run.h"
 
 #include <algorithm>
@@ -21,7 +21,9 @@ constexpr std::int64_t kSerialPs = 50'000'000;
 constexpr std::int64_t kSerialMergeElements = 32 * 1024;
 constexpr std::size_t kCacheLine = 64;
 
-std::int64_t num_rows(const detail::PlanData& plan) noexcept { return static_cast<std::int64_t>(plan.rows.size()); }
+std::int64_t num_rows(const detail::PlanData& plan) noexcept {
+  return static_cast<std::int64_t>(plan.rows.size());
+}
 
 std::string described(std::string_view what, std::string_view of) {
   std::string s(what);
@@ -181,8 +183,8 @@ AttendParams make_params(const detail::PlanData& plan, const RunArgs& args) noex
   p.page_ids = plan.page_ids.data();
   p.item_rows = plan.item_rows.data();
   p.rows = plan.rows.data();
-  p.sm_scale = plan.options.sm_scale != 0.0F ? plan.options.sm_scale
-                                             : 1.0F / std::sqrt(static_cast<float>(shape.head_dim_qk));
+  p.sm_scale =
+      plan.options.sm_scale != 0.0F ? plan.options.sm_scale : 1.0F / std::sqrt(static_cast<float>(shape.head_dim_qk));
   p.logits_soft_cap = plan.options.logits_soft_cap;
   p.alibi_slopes = args.alibi_slopes;
   p.sinks = args.include_sink ? args.sinks : nullptr;
@@ -210,7 +212,8 @@ RunOutcome run(const Plan& plan_handle, const RunArgs& args, Executor& executor)
   const Kernels& kernels = kernels_for(args.isa.value_or(detect_isa()));
   const AttendParams params = make_params(plan, args);
   if (!plan.items.empty() && kernels.scratch_bytes(params, plan.max_item_rows) > plan.scratch_bytes_per_worker) {
-    refuse(ErrorCode::internal, "plan.scratch_bytes_per_worker", static_cast<std::int64_t>(plan.scratch_bytes_per_worker),
+    refuse(ErrorCode::internal, "plan.scratch_bytes_per_worker",
+           static_cast<std::int64_t>(plan.scratch_bytes_per_worker),
            "at least " + std::to_string(kernels.scratch_bytes(params, plan.max_item_rows)));
   }
 
@@ -226,8 +229,8 @@ RunOutcome run(const Plan& plan_handle, const RunArgs& args, Executor& executor)
   const bool alone = workers <= 1 || plan.items.size() <= 1 || is_short(plan);
   parallel([](void* context, int worker) noexcept { static_cast<Run*>(context)->attend(worker); }, alone);
 
-  const auto merge_elements = static_cast<std::int64_t>(plan.merge_slots.size()) * plan.shape.num_qo_heads *
-                              plan.shape.head_dim_vo;
+  const auto merge_elements =
+      static_cast<std::int64_t>(plan.merge_slots.size()) * plan.shape.num_qo_heads * plan.shape.head_dim_vo;
   if (!plan.merge_rows.empty() || !plan.empty_rows.empty()) {
     parallel([](void* context, int /*worker*/) noexcept { static_cast<Run*>(context)->merge(); },
              workers <= 1 || merge_elements < kSerialMergeElements);

@@ -4,8 +4,8 @@
 // identity on either side. In batch-invariant mode every state that is combined - inside a kernel, from the workspace,
 // or a learned sink - is combined by these functions, left to right by ascending position, so that it does not matter
 // where a state travelled. fold_weights is out of line and compiled once for every ISA level; a kernel that vectorises
-// fold_state must compute w.a * o[d] + w.b * other[d] with two roundings of products and one of the sum (no FMA), or use
-// the same vector code in its merge_row.
+// fold_state must compute w.a * o[d] + w.b * other[d] with two roundings of products and one of the sum (no FMA), or
+// use the same vector code in its merge_row.
 #pragma once
 
 #include <limits>
@@ -28,7 +28,8 @@ struct FoldWeights {
 [[nodiscard]] FoldWeights fold_weights(float lse_a, float lse_b) noexcept;
 
 /// (o, lse) := fold of (o, lse) and (other, other_lse). An empty side is not touched by arithmetic.
-[[gnu::always_inline]] inline void fold_state(float* o, float& lse, const float* other, float other_lse, int n) noexcept {
+[[gnu::always_inline]] inline void fold_state(float* o, float& lse, const float* other, float other_lse,
+                                              int n) noexcept {
   if (other_lse == kMinusInfinity) return;
   if (lse == kMinusInfinity) {
     for (int d = 0; d < n; ++d) o[d] = other[d];

@@ -1,9 +1,9 @@
 // A small pool of workers for short parallel regions.
 //
-// One region is one step of `epoch`: the caller stores the task, advances epoch and takes part as worker 0; each worker runs
-// its share and counts `running` down; the caller waits for zero. Both sides spin for a while (a region costs about a
-// microsecond then) and sleep afterwards; waking costs tens of microseconds. Where there are more workers than processors,
-// spinning would hold up the very thread that is waited for, so nobody spins.
+// One region is one step of `epoch`: the caller stores the task, advances epoch and takes part as worker 0; each worker
+// runs its share and counts `running` down; the caller waits for zero. Both sides spin for a while (a region costs
+// about a microsecond then) and sleep afterwards; waking costs tens of microseconds. Where there are more workers than
+// processors, spinning would hold up the very thread that is waited for, so nobody spins.
 #include <sched.h>
 
 #include <atomic>
@@ -113,9 +113,13 @@ ThreadPool::ThreadPool(int num_workers) : impl_(std::make_unique<Impl>()) {
   }
 }
 
-ThreadPool::~ThreadPool() { impl_->join(); }
+ThreadPool::~ThreadPool() {
+  impl_->join();
+}
 
-int ThreadPool::num_workers() const noexcept { return static_cast<int>(impl_->threads.size()) + 1; }
+int ThreadPool::num_workers() const noexcept {
+  return static_cast<int>(impl_->threads.size()) + 1;
+}
 
 void ThreadPool::parallel(void (*task)(void* context, int worker) noexcept, void* context) {
   Impl& impl = *impl_;

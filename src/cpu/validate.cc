@@ -86,8 +86,7 @@ void check_lse(const ArgName& name, const ConstLseView& view, std::int64_t rows,
   }
   if (rows == 0) return;
   check_pointer(name, view.data, DType::f32);
-  check_strides(name, {{"row_stride", rows, view.row_stride}, {"head_stride", heads, view.head_stride}}, 1,
-                DType::f32);
+  check_strides(name, {{"row_stride", rows, view.row_stride}, {"head_stride", heads, view.head_stride}}, 1, DType::f32);
 }
 
 void check_lse(const ArgName& name, const LseView& view, std::int64_t rows, int heads) {

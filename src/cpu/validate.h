@@ -1,5 +1,6 @@
-// Checks of the caller's tensors, shared by run, merge_states, append_kv and copy_pages. Each throws Error with a message
-// that names the argument, what was expected and what was found: "out.row_stride = 64, expected at least 4096 (...)".
+// Checks of the caller's tensors, shared by run, merge_states, append_kv and copy_pages. Each throws Error with a
+// message that names the argument, what was expected and what was found: "out.row_stride = 64, expected at least 4096
+// (...)".
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// Kernels of every ISA level against float64, on plans cut by hand: types, sizes, layouts, masks, score options, sinks and
-// every way of cutting. Memory that must not be read is NaN, pools are read-only, workspaces exact and fenced (Call::run).
+// Kernels of every ISA level against float64, on plans cut by hand: types, sizes, layouts, masks, score options, sinks
+// and every way of cutting. Memory that must not be read is NaN, pools are read-only, workspaces exact and fenced
+// (Call::run).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -88,7 +89,8 @@ TEST_P(Attend, EveryTypeOfQueryCacheAndOutput) {
             std::string(name_of(q)) + " on " + std::string(name_of(kv)) + " to " + std::string(name_of(out));
         const AttentionShape shape = shape_of(8, 2, 64, 64, q, kv, out);
         check(shape, {}, requests({131, 70, 1, 97}, 16, 3), {}, {}, what);
-        check(shape, {}, requests({131, 70, 65, 97}, 16, 3), {}, {.chunk_tokens = 40, .shared_pages = 3}, what + ", shared");
+        check(shape, {}, requests({131, 70, 65, 97}, 16, 3), {}, {.chunk_tokens = 40, .shared_pages = 3},
+              what + ", shared");
       }
     }
   }
@@ -102,7 +104,8 @@ TEST_P(Attend, HeadDims) {
     }
     for (const auto& [qk, vo] : {std::pair{192, 128}, {128, 192}, {64, 32}, {32, 256}, {80, 96}, {576, 512}}) {
       const AttentionShape shape = shape_of(4, 2, qk, vo, type, type, type);
-      check(shape, {}, requests({67, 50}, 16, 2), {}, {.shared_pages = 2}, std::to_string(qk) + "/" + std::to_string(vo));
+      check(shape, {}, requests({67, 50}, 16, 2), {}, {.shared_pages = 2},
+            std::to_string(qk) + "/" + std::to_string(vo));
     }
   }
 }
@@ -122,7 +125,8 @@ TEST_P(Attend, GroupSizes) {
     for (int group = 1; group <= 16; ++group) {
       const AttentionShape shape = shape_of(2 * group, 2, 64, 64, type, type, DType::f32);
       check(shape, {}, requests({45, 60, 33}, 8, 3), {}, {}, std::to_string(group));
-      check(shape, {}, requests({45, 60, 33}, 8, 3, 2), {}, {.chunk_tokens = 16, .shared_pages = 3}, std::to_string(group));
+      check(shape, {}, requests({45, 60, 33}, 8, 3, 2), {}, {.chunk_tokens = 16, .shared_pages = 3},
+            std::to_string(group));
     }
   }
 }
@@ -233,7 +237,8 @@ TEST_P(Attend, ScoreOptions) {
       const AttentionShape shape = shape_of(8, 2, 64, 64, type, type, DType::f32);
       const std::string what = "mode " + std::to_string(mode);
       check(shape, options, requests({80, 65, 200}, 16, 3), call, {}, what);
-      check(shape, options, requests({80, 65, 200}, 16, 3, 2), call, {.chunk_tokens = 32, .shared_pages = 3}, what + ", shared");
+      check(shape, options, requests({80, 65, 200}, 16, 3, 2), call, {.chunk_tokens = 32, .shared_pages = 3},
+            what + ", shared");
     }
   }
 }
@@ -250,7 +255,8 @@ TEST_P(Attend, ScalesPerHeadWithAn8BitCache) {
   }
 }
 
-// Learned sinks count once whatever the number of states, also where a row has no key at all, and not at all on request.
+// Learned sinks count once whatever the number of states, also where a row has no key at all, and not at all on
+// request.
 TEST_P(Attend, SinksCountOnce) {
   PlanOptions options;
   options.sinks = true;
@@ -403,7 +409,8 @@ TEST_P(Attend, PoolsBeyond32BitOffsets) {
       static_cast<std::uint16_t*>(v.data())[where[page] * kPageElements + i] = bits_v;
     }
   }
-  const KvCache small{{small_k.data(), kPageElements, 128, 64}, {small_v.data(), kPageElements, 128, 64}, DType::bf16, 5, 16};
+  const KvCache small{
+      {small_k.data(), kPageElements, 128, 64}, {small_v.data(), kPageElements, 128, 64}, DType::bf16, 5, 16};
 
   std::vector<std::uint16_t> q(2 * 4 * 64);
   for (auto& x : q) x = static_cast<std::uint16_t>(0x3E00 + rng.integer(0, 0x1FF));
@@ -454,7 +461,8 @@ TEST_P(Attend, InvariantBitsWhateverTheCut) {
                 out = ran.out;
                 lse = ran.lse;
               }
-              ASSERT_EQ(ran.out, out) << "chunk " << chunk << " tile " << tile << " heads " << heads << " shared " << shared;
+              ASSERT_EQ(ran.out, out) << "chunk " << chunk << " tile " << tile << " heads " << heads << " shared "
+                                      << shared;
               ASSERT_EQ(ran.lse, lse);
             }
           }
@@ -476,7 +484,8 @@ TEST_P(Attend, RandomRequests) {
     const int page_size = rng.integer(1, 20);
     const int shared = rng.integer(0, 5);
     std::vector<int> lengths;
-    for (int n = rng.integer(1, 6); n > 0; --n) lengths.push_back(shared * page_size + rng.integer(shared > 0 ? 8 : 0, 70));
+    for (int n = rng.integer(1, 6); n > 0; --n)
+      lengths.push_back(shared * page_size + rng.integer(shared > 0 ? 8 : 0, 70));
     PlanOptions options;
     options.causal = rng.chance(0.8);
     if (rng.chance(0.3)) options.window_left = rng.integer(0, 60);
@@ -492,8 +501,7 @@ TEST_P(Attend, RandomRequests) {
     call.v_scales = rng.integer(0, 2);
     const HandCut cut{rng.integer(3, 90), rng.integer(1, 6), rng.integer(1, 4), shared, 2};
     const PageTables tables = requests(lengths, page_size, shared, rng.integer(1, 6));
-    check(shape, options, tables, call, cut,
-          "seed 20, case " + std::to_string(i) + ", " + to_string(tables));
+    check(shape, options, tables, call, cut, "seed 20, case " + std::to_string(i) + ", " + to_string(tables));
     if (HasFailure()) break;
   }
 }

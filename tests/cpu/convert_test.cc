@@ -1,5 +1,5 @@
-// Conversions, exhaustively: every 8- and 16-bit pattern is decoded and compared with its definition; encoding is tested at
-// every representable value, at every midpoint of neighbours and right beside it.
+// Conversions, exhaustively: every 8- and 16-bit pattern is decoded and compared with its definition; encoding is
+// tested at every representable value, at every midpoint of neighbours and right beside it.
 #include "cpu/convert.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
-// What a parallel region costs, in microseconds: back to back, after the caller worked alone for a while, and with workers
-// asleep; and what a whole run costs beyond its kernels. Not a test: prints a table. Usage: cpu_fork_join_bench [workers]
+// What a parallel region costs, in microseconds: back to back, after the caller worked alone for a while, and with
+// workers asleep; and what a whole run costs beyond its kernels. Not a test: prints a table. Usage: cpu_fork_join_bench
+// [workers]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -52,9 +53,11 @@ int main(int argc, char** argv) {
   const auto region = [&] { pool.parallel(nothing, nullptr); };
   const auto no_wait = [] {};
   measure("region, back to back", 200, 200, no_wait, region);
-  measure("region, 100 us after the last", 300, 1, [] { work_alone(100); }, region);
-  measure("region, workers asleep (5 ms)", 100, 1, [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); },
-          region);
+  measure(
+      "region, 100 us after the last", 300, 1, [] { work_alone(100); }, region);
+  measure(
+      "region, workers asleep (5 ms)", 100, 1, [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); },
+      region);
 
   // One request of one token: everything but the kernel.
   AttentionShape shape;

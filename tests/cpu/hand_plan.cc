@@ -50,7 +50,8 @@ class Builder {
     return tables_.kv_start_page.empty() ? 0 : tables_.kv_start_page[static_cast<std::size_t>(b)] * tables_.page_size;
   }
   [[nodiscard]] std::int32_t first_of(int b) const {
-    return start_of(b) + (tables_.first_page_offset.empty() ? 0 : tables_.first_page_offset[static_cast<std::size_t>(b)]);
+    return start_of(b) +
+           (tables_.first_page_offset.empty() ? 0 : tables_.first_page_offset[static_cast<std::size_t>(b)]);
   }
   [[nodiscard]] std::int32_t length_of(int b) const {
     const auto i = static_cast<std::size_t>(b);
@@ -61,7 +62,8 @@ class Builder {
   void add_rows() {
     const PlanOptions& o = data_.options;
     for (int b = 0; b < tables_.num_requests(); ++b) {
-      const std::int32_t qo_len = tables_.qo_indptr[static_cast<std::size_t>(b) + 1] - tables_.qo_indptr[static_cast<std::size_t>(b)];
+      const std::int32_t qo_len =
+          tables_.qo_indptr[static_cast<std::size_t>(b) + 1] - tables_.qo_indptr[static_cast<std::size_t>(b)];
       const std::int32_t kv_len = length_of(b);
       for (std::int32_t i = 0; i < qo_len; ++i) {
         RowRange range;
@@ -82,8 +84,8 @@ class Builder {
 
   /// Adds a piece for every stretch of [begin, end) each of whose tokens some of the rows sees: a plan does not make
   /// kernels read what nobody sees.
-  void add_stretches(int request, std::int32_t begin, std::int32_t end, const std::vector<std::int32_t>& rows, bool first,
-                     std::vector<Piece>& pieces) const {
+  void add_stretches(int request, std::int32_t begin, std::int32_t end, const std::vector<std::int32_t>& rows,
+                     bool first, std::vector<Piece>& pieces) const {
     const auto seen = [&](std::int32_t pos) {
       return std::any_of(rows.begin(), rows.end(), [&](std::int32_t row) {
         const RowRange& range = data_.rows[static_cast<std::size_t>(row)];
@@ -147,7 +149,8 @@ class Builder {
     std::int32_t lo = begin;
     std::int32_t hi = end;
     for (std::int32_t j = 0; j < num_rows; ++j) {
-      const RowRange& range = data_.rows[static_cast<std::size_t>(data_.item_rows[static_cast<std::size_t>(row_begin + j)])];
+      const RowRange& range =
+          data_.rows[static_cast<std::size_t>(data_.item_rows[static_cast<std::size_t>(row_begin + j)])];
       lo = std::max(lo, range.lo);
       hi = std::min(hi, range.hi);
     }

@@ -1,5 +1,5 @@
-// Plans made by hand, without the planner: every way of cutting that a plan may use - token chunks, row tiles, ranges of KV
-// heads, a span that all requests share - is an argument here, so that kernels and run meet all of them.
+// Plans made by hand, without the planner: every way of cutting that a plan may use - token chunks, row tiles, ranges
+// of KV heads, a span that all requests share - is an argument here, so that kernels and run meet all of them.
 #pragma once
 
 #include "headwater/plan.h"
@@ -11,7 +11,7 @@ struct HandCut {
   int chunk_tokens = 1 << 30;  ///< items are cut at absolute multiples; in batch-invariant mode a multiple of the chunk
   int tile_rows = 1 << 30;     ///< query rows of an item
   int heads_per_item = 1 << 30;
-  int shared_pages = 0;        ///< leading pages that all requests have in common: read once for all of them
+  int shared_pages = 0;  ///< leading pages that all requests have in common: read once for all of them
   int num_workers = 2;
 };
 

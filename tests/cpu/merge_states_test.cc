@@ -55,9 +55,7 @@ struct States {
   [[nodiscard]] RowsView out() { return {v_out.data(), out_type, std::int64_t{heads} * dim, dim}; }
   [[nodiscard]] LseView lse_to() { return {lse_out.data(), heads, 1, base_out}; }
 
-  void merge(Executor& executor) {
-    cpu::merge_states(in(), lse_in(), indptr, heads, dim, out(), lse_to(), executor);
-  }
+  void merge(Executor& executor) { cpu::merge_states(in(), lse_in(), indptr, heads, dim, out(), lse_to(), executor); }
   void merge() {
     SerialExecutor serial;
     merge(serial);
@@ -69,7 +67,9 @@ struct States {
   [[nodiscard]] double out_at(std::size_t group, int h, int d) const {
     return reference::load(out_type, v_out.data(), (static_cast<std::int64_t>(group) * heads + h) * dim + d);
   }
-  [[nodiscard]] float& lse_at(std::size_t row, int h) { return lse[row * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h)]; }
+  [[nodiscard]] float& lse_at(std::size_t row, int h) {
+    return lse[row * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h)];
+  }
   [[nodiscard]] float lse_out_at(std::size_t group, int h) const {
     return lse_out[group * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h)];
   }
@@ -97,7 +97,8 @@ struct States {
           worst = std::max(worst, std::abs(expected - out_at(g, h, d)));
           ASSERT_FALSE(std::isnan(out_at(g, h, d))) << "group " << g << " head " << h;
         }
-        const double expected_lse = rows.empty() ? -INFINITY : (max + std::log(sum)) / (base_out == LseBase::two ? kLn2 : 1.0);
+        const double expected_lse =
+            rows.empty() ? -INFINITY : (max + std::log(sum)) / (base_out == LseBase::two ? kLn2 : 1.0);
         if (rows.empty()) {
           ASSERT_EQ(lse_out_at(g, h), -kInf);
         } else {
@@ -176,7 +177,8 @@ TEST(MergeStates, StatesWithoutKeysContributeNothing) {
     const auto make_empty = [&](std::size_t row) {
       for (int h = 0; h < 2; ++h) {
         s.lse_at(row, h) = empty;
-        for (int d = 0; d < 32; ++d) reference::store(DType::f32, s.v.data(), static_cast<std::int64_t>(row) * 64 + h * 32 + d, NAN);
+        for (int d = 0; d < 32; ++d)
+          reference::store(DType::f32, s.v.data(), static_cast<std::int64_t>(row) * 64 + h * 32 + d, NAN);
       }
     };
     for (const std::size_t row : {0U, 2U, 3U, 4U, 5U}) make_empty(row);  // group 0 keeps row 1; groups 1 and 2 nothing
@@ -224,7 +226,8 @@ TEST(MergeStates, HonoursStrides) {
   std::vector<float> lse_in(s.lse.size());
   std::vector<float> lse_out(s.lse_out.size(), kNan);
   for (std::int64_t r = 0; r < rows; ++r) {
-    for (int h = 0; h < 5; ++h) lse_in[static_cast<std::size_t>(h * rows + r)] = s.lse_at(static_cast<std::size_t>(r), h);
+    for (int h = 0; h < 5; ++h)
+      lse_in[static_cast<std::size_t>(h * rows + r)] = s.lse_at(static_cast<std::size_t>(r), h);
   }
   const std::int64_t head_stride = 29;
   const std::int64_t row_stride = 5 * head_stride + 3;
@@ -256,7 +259,8 @@ TEST(MergeStates, HonoursStrides) {
   EXPECT_EQ(untouched, out.size() - 3 * 5 * 24);
 }
 
-// M3, second negative control: a natural LSE handed over as base 2 is visibly wrong, so the base matters in these tests.
+// M3, second negative control: a natural LSE handed over as base 2 is visibly wrong, so the base matters in these
+// tests.
 TEST(MergeStates, TheWrongBaseIsVisiblyWrong) {
   States s({2, 2, 2}, 4, 32, DType::f32, DType::f32, 2);
   for (float& x : s.lse) x /= 10.0F;
@@ -301,9 +305,8 @@ class MergeRefusals : public testing::Test {
 
   void refused(const std::string& message) {
     SerialExecutor serial;
-    expect_error(ErrorCode::invalid_argument, message, [&] {
-      cpu::merge_states(v_in_, lse_in_, s_.indptr, heads_, dim_, v_out_, lse_out_, serial);
-    });
+    expect_error(ErrorCode::invalid_argument, message,
+                 [&] { cpu::merge_states(v_in_, lse_in_, s_.indptr, heads_, dim_, v_out_, lse_out_, serial); });
     for (const float x : s_.lse_out) EXPECT_TRUE(std::isnan(x)) << "written before the check";
     for (const std::byte b : s_.v_out) EXPECT_EQ(b, std::byte{0xFF}) << "written before the check";
   }

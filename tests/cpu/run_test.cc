@@ -1,5 +1,7 @@
 // cpu::run around the kernels: what it refuses (before anything is written, with which words), which level and how many
 // workers it takes, and that the bytes it reports are the bytes that were read.
+#include "cpu/run.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -12,7 +14,6 @@
 #include "cpu/expect_error.h"
 #include "cpu/hand_plan.h"
 #include "cpu/kernels.h"
-#include "cpu/run.h"
 #include "cpu/scratch.h"
 #include "plan/plan_data.h"
 #include "reference/call.h"
@@ -90,7 +91,9 @@ class Refusals : public testing::Test {
   float scales_[2] = {1.0F, 1.0F};
 };
 
-TEST_F(Refusals, NothingOfASoundCall) { EXPECT_NO_THROW(run()); }
+TEST_F(Refusals, NothingOfASoundCall) {
+  EXPECT_NO_THROW(run());
+}
 
 TEST_F(Refusals, QueryType) {
   args_.q.dtype = DType::f32;
@@ -208,8 +211,9 @@ TEST_F(Refusals, ScaleWithoutData) {
 }
 TEST_F(Refusals, WorkspaceMissing) {
   args_.workspace = {};
-  refused("workspace.bytes = 0, expected at least " + std::to_string(plan_.workspace_size()) + " (plan.workspace_size())",
-          ErrorCode::workspace_too_small);
+  refused(
+      "workspace.bytes = 0, expected at least " + std::to_string(plan_.workspace_size()) + " (plan.workspace_size())",
+      ErrorCode::workspace_too_small);
 }
 TEST_F(Refusals, WorkspaceOneByteShort) {
   args_.workspace.bytes = plan_.workspace_size() - 1;
@@ -280,7 +284,8 @@ TEST(Kernels, ScratchFormulaCoversEveryLevel) {
             p.head_dim_qk = qk;
             p.head_dim_vo = vo;
             p.batch_invariant = invariant;
-            EXPECT_LE(cpu::kernels_for(isa).scratch_bytes(p, rows), cpu::scratch_bytes({2, group, qk, vo, invariant}, rows));
+            EXPECT_LE(cpu::kernels_for(isa).scratch_bytes(p, rows),
+                      cpu::scratch_bytes({2, group, qk, vo, invariant}, rows));
           }
         }
       }
@@ -380,7 +385,8 @@ CountedReads count_reads(Call& call, const Plan& plan) {
   return reads;
 }
 
-// The shared pages are read once per KV head for all requests, the others once for their own; the sum is what run reports.
+// The shared pages are read once per KV head for all requests, the others once for their own; the sum is what run
+// reports.
 TEST(Run, BytesReadAreCountedPageByPage) {
   Call call(small_shape(), {}, small_tables(), {}, 1);
   const std::int64_t side_bytes = kDim * 2;

@@ -1,6 +1,5 @@
 // The pool: every worker once per region, memory visible both ways, nested and oversubscribed use, parked workers.
 #include <gtest/gtest.h>
-
 #include <sched.h>
 
 #include <atomic>
