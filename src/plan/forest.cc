@@ -344,7 +344,7 @@ void finish_forest(std::span<const Entry> entries, int page_size, const PlanOpti
       const Entry& e = entries[static_cast<std::size_t>(forest.order[static_cast<std::size_t>(node.member_begin)])];
       node.subtree_end = i + 1;
       node.num_rows = e.row_end - e.row_begin;
-      node.cut = std::min(e.tok_end, node.page_end * page_size);
+      node.cut = node.tok_end = std::min(e.tok_end, node.page_end * page_size);
       node.tok_begin = std::max(e.tok_begin, node.page_begin * page_size);
       continue;
     }
@@ -360,7 +360,7 @@ void finish_forest(std::span<const Entry> entries, int page_size, const PlanOpti
       // Where the entries below begin if they begin inside this node.
       node.tok_begin = std::min(node.tok_begin, child.tok_begin);
     }
-    node.cut = std::min(last, node.page_end * page_size);
+    node.cut = node.tok_end = std::min(last, node.page_end * page_size);
   }
   // Entries that begin inside a root: its first token is the earliest of theirs, not its children's.
   for (std::int32_t i = 0; i < n; ++i) {

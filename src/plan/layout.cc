@@ -113,7 +113,7 @@ void read_levels(const Batch& batch, const PlanOptions& options, PlanData& plan)
       if (length == 0) continue;
       Node node;
       node.tok_begin = begin;
-      node.cut = begin + length;
+      node.cut = node.tok_end = begin + length;
       node.origin = begin;
       node.page_base = t.region;
       node.view = static_cast<std::int32_t>(l);

@@ -42,7 +42,8 @@ struct Entry {
 /// node are contiguous in Forest::order. A node with one member is a leaf, and every path ends in one (it may be empty).
 struct Node {
   std::int32_t tok_begin = 0;
-  std::int32_t cut = 0;  ///< token position where a piece that ends here ends (batch-invariant mode: a chunk border)
+  std::int32_t cut = 0;  ///< where a piece that ends here ends: tok_end, or in batch-invariant mode a chunk border before it
+  std::int32_t tok_end = 0;  ///< where what the members have in common ends
   std::int32_t page_begin = 0;
   std::int32_t page_end = 0;
   std::int32_t member_begin = 0;
@@ -91,7 +92,9 @@ struct PlanData::Memory {
   Forest forest;
   bool scanned = false;  ///< the forest was looked for
   std::vector<Piece> pieces;
-  Policy chosen = Policy::flat;  ///< whose cut the plan uses (automatic: the cost model's)
+  std::vector<std::uint8_t> closed;  ///< [nodes] split off in this plan
+  Policy chosen = Policy::flat;      ///< whose cut the plan uses (automatic: the cost model's)
+  DeviceModel model;                 ///< that the plan was made with, for describe()
 };
 
 }  // namespace headwater::detail

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 
 #include "cpu/scratch.h"
@@ -47,6 +48,19 @@ void set_workspace(PlanData& plan) {
       plan.scratch_offset + static_cast<std::size_t>(plan.num_workers) * plan.scratch_bytes_per_worker;
 }
 
+/// From where on at least two members read a piece.
+std::int32_t shared_begin(const PlanData::Memory& memory, const Piece& piece) {
+  std::int32_t first = std::numeric_limits<std::int32_t>::max();
+  std::int32_t second = first;
+  for (std::int32_t k = 0; k < piece.num_members; ++k) {
+    const std::int32_t e = memory.forest.order[static_cast<std::size_t>(piece.member_begin + k)];
+    const std::int32_t begin = memory.entries[static_cast<std::size_t>(e)].tok_begin;
+    second = std::min(second, std::max(first, begin));
+    first = std::min(first, begin);
+  }
+  return std::clamp(second, piece.tok_begin, piece.tok_end);
+}
+
 /// Keys that a row sees.
 std::int64_t visible_keys(const RowRange& row, std::int32_t first, std::int32_t sinks) {
   const std::int64_t window = std::max(0, row.hi - row.lo);
@@ -77,7 +91,12 @@ void set_stats(const CostModel& cost, PlanData& plan) {
   s.kv_bytes_unique = s.kv_bytes_flat;
   if (memory.scanned) {
     std::int64_t tokens = 0;
-    for (const Node& node : memory.forest.nodes) tokens += std::max(0, node.cut - node.tok_begin);
+    for (const Node& node : memory.forest.nodes) {
+      const bool inner = !memory.forest.levels && node.parent >= 0;
+      const std::int32_t begin =
+          inner ? memory.forest.nodes[static_cast<std::size_t>(node.parent)].tok_end : node.tok_begin;
+      tokens += std::max(0, node.tok_end - begin);
+    }
     s.kv_bytes_unique = std::min(s.kv_bytes_flat, tokens * cost.token_bytes());
   }
   const std::int32_t sinks = sink_limit(plan.options);
@@ -224,6 +243,8 @@ void Planner::Scratch::decide(PlanData& plan) {
     memory.chosen = candidates[i];
   }
   plan.stats.predicted_ps = best.predicted_ps;
+  memory.closed = best_closed;
+  memory.model = model;
   scheduler.estimate(cost, plan, memory.pieces, 0);
   scheduler.emit(cost, memory.pieces, plan);
 
@@ -231,8 +252,9 @@ void Planner::Scratch::decide(PlanData& plan) {
   for (const Piece& piece : memory.pieces) {
     if (piece.num_members < 2) continue;
     const std::int32_t page_size = plan.page_size[static_cast<std::size_t>(piece.view)];
-    plan.spans.push_back({piece.tok_begin, piece.tok_end - piece.tok_begin,
-                          (piece.tok_end - piece.origin + page_size - 1) / page_size - (piece.tok_begin - piece.origin) / page_size,
+    const std::int32_t begin = f.mixed_starts ? shared_begin(memory, piece) : piece.tok_begin;
+    plan.spans.push_back({begin, piece.tok_end - begin,
+                          (piece.tok_end - piece.origin + page_size - 1) / page_size - (begin - piece.origin) / page_size,
                           piece.num_members, piece.depth});
   }
   set_workspace(plan);
