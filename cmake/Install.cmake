@@ -1,5 +1,4 @@
-# Install rules of the library: headers, library, CMake package and pkg-config file. The command, where it is built,
-# is installed too.
+# Install rules of the library: headers, library, CMake package and pkg-config file.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -28,7 +27,3 @@ endif()
 configure_file(${CMAKE_CURRENT_LIST_DIR}/headwater.pc.in ${PROJECT_BINARY_DIR}/headwater.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/headwater.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
-
-if(TARGET headwater_cli)
-  install(TARGETS headwater_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-endif()
