@@ -1,11 +1,11 @@
-// Times the attention kernels item by item, below planner and driver: ns per key and KV head for a number of stacked rows,
-// from memory and from cache, against this machine's own limits probed around it.
+// Times the attention kernels item by item, below planner and driver: ns per key and KV head for a number of stacked
+// rows, from memory and from cache, against this machine's own limits probed around it.
 //
 //   kernel_bench [--isa LEVEL] [--q TYPE] [--kv TYPE] [--heads 32/8] [--dim 128] [--dim-vo 128] [--page 16]
 //                [--threads N] [--rows 1,4,8,...] [--keys 512] [--invariant] [--mla]
 //
-// --rows counts query rows; each brings group_size stacked rows. "limit" is max(bytes / read rate, products / peak) of the
-// threads used; "x" is time over limit. The pool is several times the last-level cache, its page ids are shuffled.
+// --rows counts query rows; each brings group_size stacked rows. "limit" is max(bytes / read rate, products / peak) of
+// the threads used; "x" is time over limit. The pool is several times the last-level cache, its page ids are shuffled.
 #include <immintrin.h>
 #include <sys/mman.h>
 
@@ -15,9 +15,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <mutex>
 #include <random>
-#include <ctime>
 #include <string>
 #include <thread>
 #include <vector>
@@ -28,7 +28,9 @@
 namespace headwater::bench {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 /// Processor time of this thread: what others take of a shared machine is not counted.
 double cpu_now() {
@@ -267,8 +269,8 @@ class Bench {
                 std::string(name_of(s_.isa)).c_str(), hnd ? "HND" : "NHD", std::string(name_of(s_.q)).c_str(),
                 std::string(name_of(s_.kv)).c_str(), s_.hq, s_.hkv, s_.dqk, s_.dvo, s_.page, s_.threads, s_.keys,
                 s_.invariant ? " invariant" : "", peak);
-    std::printf("%8s %8s | %9s %8s %8s %6s | %9s %8s %6s %9s\n", "rows", "stacked", "ns cached", "GFLOP/s", "limit", "x",
-                "ns memory", "limit", "x", "read GB/s");
+    std::printf("%8s %8s | %9s %8s %8s %6s | %9s %8s %6s %9s\n", "rows", "stacked", "ns cached", "GFLOP/s", "limit",
+                "x", "ns memory", "limit", "x", "read GB/s");
     for (const int rows : s_.rows) {
       const double flops = 2.0 * (s_.dqk + s_.dvo) * rows * s_.hq / s_.hkv;
       const double bytes = static_cast<double>(es_) * (s_.mla ? s_.dqk : s_.dqk + s_.dvo);

@@ -1,8 +1,6 @@
 // Chooses the kernel and the arithmetic for an item, at one level. Each attend_<level>.cc instantiates this once.
 #pragma once
 
-#include <type_traits>
-
 #include "cpu/simd/few_rows.h"
 #include "cpu/simd/many_rows.h"
 #include "cpu/simd/merge_row.h"
@@ -11,23 +9,25 @@ namespace headwater::cpu::simd {
 
 template <class V>
 struct Entry {
-  template <DType Kv, bool Dot>
-  struct SpanOf {
-    using type = PlainSpan<V, Kv>;
-  };
-  template <bool Dot>
-  struct SpanOf<DType::bf16, Dot> {
-    using type =
-        std::conditional_t<Dot, DotSpan<V>, std::conditional_t<V::kSplitBf16, SplitSpan<V>, PlainSpan<V, DType::bf16>>>;
-  };
+  template <class Span>
+  [[gnu::noinline]] static void run_few(const AttendParams& p, const detail::WorkItem& item, Scratch scratch) noexcept {
+    FewRows<V, Span>(p, item, scratch).run();
+  }
 
   /// Batch-invariant mode has one kernel only: its bits must not depend on the number of rows.
   template <class Arith, DType Kv>
   [[gnu::noinline]] static void run(const AttendParams& p, const detail::WorkItem& item, Scratch scratch) noexcept {
-    if (!p.batch_invariant && item.num_rows * p.group_size <= V::kFewRows) {
-      FewRows<V, typename SpanOf<Kv, Arith::kPerUnit == 2>::type>(p, item, scratch).run();
-    } else {
+    if (p.batch_invariant || item.num_rows * p.group_size > V::kFewRows) {
       ManyRows<V, Arith, Kv>(p, item, scratch).run();
+      return;
+    }
+    if constexpr (Arith::kPerUnit == 2) {
+      run_few<DotSpan<V>>(p, item, scratch);
+    } else if constexpr (Kv == DType::bf16) {
+      const bool whole_spans = p.head_dim_qk % (2 * V::kLanes) == 0 && p.head_dim_vo % (2 * V::kLanes) == 0;
+      whole_spans ? run_few<SplitSpan<V>>(p, item, scratch) : run_few<PlainSpan<V, Kv>>(p, item, scratch);
+    } else {
+      run_few<PlainSpan<V, Kv>>(p, item, scratch);
     }
   }
 

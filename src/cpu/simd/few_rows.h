@@ -1,9 +1,9 @@
 // The few-rows kernel: up to a dozen stacked rows, bound by memory. K and V are read once, where they lie.
 //
-// Tiles of 16 keys are the outer loop and KV heads the inner one, so that a page is read whole while it is near; the states
-// of all heads (up to kFewHeads at a time) stay in scratch. While a head's slice of a tile is computed, the same head's slice
-// of the next tile is asked for. Scores are dot products of 4 keys x a few rows, reduced by a tree that leaves keys in
-// lanes; O [row][d] is accumulated in registers over the tile's keys.
+// Tiles of 16 keys are the outer loop and KV heads the inner one, so that a page is read whole while it is near; the
+// states of all heads (up to kFewHeads at a time) stay in scratch. While a head's slice of a tile is computed, the same
+// head's slice of the next tile is asked for. Scores are dot products of 4 keys x a few rows, reduced by a tree that
+// leaves keys in lanes; O [row][d] is accumulated in registers over the tile's keys.
 #pragma once
 
 #include "cpu/scratch.h"
@@ -20,10 +20,11 @@ class FewRows {
   static constexpr int kParts = Span::kParts;
   static constexpr int kValueParts = Span::kDot ? 2 : kParts;
   static constexpr bool kWide = V::kRegisters == 32;
-  static constexpr int kScoreRows = kWide ? 4 : 2;
   static constexpr int kAccumulators = kWide ? 16 : 8;  ///< of the values' product
   static constexpr int kVectors = kFewKeys / kL;        ///< vectors of a tile's scores of one row
   static constexpr int kExpDegree = Span::kDot ? 4 : 5;
+  static constexpr int kStepBytes = kElements * Span::kElementBytes;
+  static constexpr int kMaxRowLines = 40;  ///< cache lines of a K or V row of 576 fp32, wherever it starts
 
  public:
   FewRows(const AttendParams& p, const detail::WorkItem& item, Scratch scratch) noexcept
@@ -31,8 +32,8 @@ class FewRows {
         rows_(view_.num_rows),
         key_steps_((p.head_dim_qk + kElements - 1) / kElements),
         value_steps_((p.head_dim_vo + kElements - 1) / kElements) {
-    const FewScratch at =
-        FewScratch::make({p.num_kv_heads, p.group_size, p.head_dim_qk, p.head_dim_vo, p.batch_invariant}, item.num_rows);
+    const FewScratch at = FewScratch::make(
+        {p.num_kv_heads, p.group_size, p.head_dim_qk, p.head_dim_vo, p.batch_invariant}, item.num_rows);
     q_ = reinterpret_cast<float*>(scratch.data + at.q);
     o_ = reinterpret_cast<float*>(scratch.data + at.o);
     state_ = reinterpret_cast<float*>(scratch.data + at.state);
@@ -57,6 +58,14 @@ class FewRows {
     const char* v[kFewKeys];
   };
 
+  /// Cache lines to ask for, at KV head 0; taken a few at a time between products, so that they never queue up in front
+  /// of the loads that are needed now.
+  struct Lines {
+    const char* at[2 * kFewKeys * kMaxRowLines];
+    int num_k = 0;
+    int num = 0;
+  };
+
   std::int64_t q_size() const noexcept { return std::int64_t{key_steps_} * kParts * kL; }
   std::int64_t o_size() const noexcept { return std::int64_t{value_steps_} * kValueParts * kL; }
   float* q_of(int slot) const noexcept { return q_ + slot * rows_ * q_size(); }
@@ -74,9 +83,10 @@ class FewRows {
       const Tile& tile = tiles_[current];
       Tile& next = tiles_[current ^ 1];
       fill(next, t + kFewKeys);
+      list_lines(next);
       masked_ = t < view_.item.unmasked_begin || t + tile.count > view_.item.unmasked_end || tile.count < kFewKeys;
       for (int slot = 0; slot < heads; ++slot) {
-        run_tile(first_head + slot, slot, tile, next, (first_head + slot) * k_step, (first_head + slot) * v_step);
+        run_tile(first_head + slot, slot, tile, (first_head + slot) * k_step, (first_head + slot) * v_step);
       }
       current ^= 1;
     }
@@ -104,7 +114,8 @@ class FewRows {
       with_float_type(view_.p.q.dtype, [&]<DType T>() {
         for (int s = 0; s < key_steps_; ++s, to += kParts * kL) {
           F x[kParts];
-          Span::template pack<T>(from + s * kElements * element_bytes(T), view_.p.head_dim_qk - s * kElements, scale, x);
+          Span::template pack<T>(from + s * kElements * element_bytes(T), view_.p.head_dim_qk - s * kElements, scale,
+                                 x);
           for (int i = 0; i < kParts; ++i) V::store(to + i * kL, x[i]);
         }
       });
@@ -114,78 +125,104 @@ class FewRows {
     for (int i = 0; i < rows_ * kRowPad; ++i) sum_of(slot, 0)[i] = 0.0F;
   }
 
-  [[gnu::noinline]] void run_tile(int head, int slot, const Tile& tile, const Tile& next, std::int64_t k_at,
-                                  std::int64_t v_at) noexcept {
+  [[gnu::noinline]] void run_tile(int head, int slot, const Tile& tile, std::int64_t k_at, std::int64_t v_at) noexcept {
+    cursor_ = 0;
     int row = 0;
-    for (; rows_ - row >= kScoreRows; row += kScoreRows) score_rows<kScoreRows>(slot, row, tile, next, k_at, v_at);
-    if constexpr (kScoreRows == 4) {
-      if (rows_ - row == 3) score_rows<3>(slot, row, tile, next, k_at, v_at), row += 3;
-      if (rows_ - row == 2) score_rows<2>(slot, row, tile, next, k_at, v_at), row += 2;
+    while (row < rows_) {
+      const int left = rows_ - row;
+      if (left >= 7 || left == 4) {
+        score_rows<4, (kWide ? 4 : 2)>(slot, row, tile, k_at), row += 4;
+      } else if (left != 2 && left != 1) {
+        score_rows<3, 4>(slot, row, tile, k_at), row += 3;
+      } else if (left == 2) {
+        score_rows<2, 4>(slot, row, tile, k_at), row += 2;
+      } else {
+        score_rows<1, 4>(slot, row, tile, k_at), row += 1;
+      }
     }
-    if (rows_ - row == 1) score_rows<1>(slot, row, tile, next, k_at, v_at);
 
     if (Span::kDot || masked_ || special_) transform_scores(head, tile);
-    if (!softmax(slot)) return;
+    if (!softmax(slot)) return;  // what was not asked for comes late, not wrong
 
-    const char* v[kFewKeys];
-    for (int i = 0; i < kFewKeys; ++i) v[i] = tile.v[i] + v_at;
+    for (; cursor_ < lines_.num_k; ++cursor_) V::prefetch_far(lines_.at[cursor_] + k_at);
     row = 0;
-    for (; rows_ - row >= 4; row += 4) add_values<4>(slot, row, v);
-    if (rows_ - row == 3) add_values<3>(slot, row, v);
-    if (rows_ - row == 2) add_values<2>(slot, row, v);
-    if (rows_ - row == 1) add_values<1>(slot, row, v);
+    for (; rows_ - row >= 4; row += 4) add_values<4>(slot, row, tile, v_at);
+    if (rows_ - row == 3) add_values<3>(slot, row, tile, v_at);
+    if (rows_ - row == 2) add_values<2>(slot, row, tile, v_at);
+    if (rows_ - row == 1) add_values<1>(slot, row, tile, v_at);
+    for (; cursor_ < lines_.num; ++cursor_) V::prefetch_far(lines_.at[cursor_] + v_at);
   }
 
-  /// Raw scores of NR rows with the tile's keys, to scores_[row][key].
-  template <int NR>
-  [[gnu::noinline]] void score_rows(int slot, int row, const Tile& tile, const Tile& next, std::int64_t k_at,
-                                    std::int64_t v_at) noexcept {
+  /// Raw scores of NR rows with the tile's keys, NK at a time, to scores_[row][key].
+  template <int NR, int NK>
+  [[gnu::noinline]] void score_rows(int slot, int row, const Tile& tile, std::int64_t k_at) noexcept {
     const float* q = q_of(slot) + row * q_size();
     const std::int64_t q_row = q_size();
-    for (int key = 0; key < tile.count; key += 4) {
-      if (row == 0) prefetch(next, key, k_at, v_at);
-      const char* k[4];
-      for (int i = 0; i < 4; ++i) k[i] = tile.k[key + i] + k_at;
-      F acc[NR][4];
+    for (int key = 0; key < tile.count; key += NK) {
+      const char* k[NK];
+      for (int i = 0; i < NK; ++i) k[i] = tile.k[key + i] + k_at;
+      F acc[NR][NK];
 #pragma GCC unroll 4
       for (int r = 0; r < NR; ++r) {
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) acc[r][i] = V::zero();
+        for (int i = 0; i < NK; ++i) acc[r][i] = V::zero();
       }
       const float* qs = q;
       for (int s = 0, left = view_.p.head_dim_qk; s < key_steps_; ++s, left -= kElements, qs += kParts * kL) {
-        const std::int64_t at = std::int64_t{s} * kElements * Span::kElementBytes;
-        F rows[NR][kParts];
+        prefetch_k<(NK * kStepBytes >= 64 ? NK * kStepBytes / 64 : 1)>(k_at);
+        F x[NK][kParts];
 #pragma GCC unroll 4
-        for (int r = 0; r < NR; ++r) {
+        for (int i = 0; i < NK; ++i) Span::load_key(k[i] + std::int64_t{s} * kStepBytes, left, x[i]);
 #pragma GCC unroll 2
-          for (int i = 0; i < kParts; ++i) rows[r][i] = V::load(qs + r * q_row + i * kL);
-        }
+        for (int part = 0; part < kParts; ++part) {
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-          F x[kParts];
-          Span::load_key(k[i] + at, left, x);
-#pragma GCC unroll 2
-          for (int part = 0; part < kParts; ++part) {
+          for (int r = 0; r < NR; ++r) {
+            const F lanes = V::load(qs + r * q_row + part * kL);
 #pragma GCC unroll 4
-            for (int r = 0; r < NR; ++r) acc[r][i] = Span::mac(acc[r][i], x[part], rows[r][part]);
+            for (int i = 0; i < NK; ++i) acc[r][i] = Span::mac(acc[r][i], x[i][part], lanes);
           }
         }
       }
+      float* to = scores_ + row * kTileKeys + key;
+      if constexpr (NK == 4) {
 #pragma GCC unroll 4
-      for (int r = 0; r < NR; ++r) {
-        V::reduce_add4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], scores_ + (row + r) * kTileKeys + key);
+        for (int r = 0; r < NR; ++r) V::reduce_add4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], to + r * kTileKeys);
+      } else {
+        static_assert(NK == 2 && NR == 4);
+        V::reduce_add2x2(acc[0][0], acc[0][1], acc[1][0], acc[1][1], to, to + kTileKeys);
+        V::reduce_add2x2(acc[2][0], acc[2][1], acc[3][0], acc[3][1], to + 2 * kTileKeys, to + 3 * kTileKeys);
       }
     }
   }
 
-  /// Asks for four more keys of the next tile.
-  [[gnu::always_inline]] void prefetch(const Tile& next, int key, std::int64_t k_at, std::int64_t v_at) noexcept {
-    const int end = key + 4 < next.count ? key + 4 : next.count;
-    for (; key < end; ++key) {
-      for (int at = 0; at < view_.p.head_dim_qk * Span::kElementBytes; at += 64) V::prefetch_far(next.k[key] + k_at + at);
-      for (int at = 0; at < view_.p.head_dim_vo * Span::kElementBytes; at += 64) V::prefetch_far(next.v[key] + v_at + at);
+  /// The lines of a tile: all of K, then all of V.
+  void list_lines(const Tile& tile) noexcept {
+    const int k_bytes = view_.p.head_dim_qk * Span::kElementBytes;
+    const int v_bytes = view_.p.head_dim_vo * Span::kElementBytes;
+    int n = 0;
+    for (int i = 0; i < tile.count; ++i) {
+      for (int at = 0; at < k_bytes; at += 64) lines_.at[n++] = tile.k[i] + at;
     }
+    lines_.num_k = n;
+    for (int i = 0; i < tile.count; ++i) {
+      for (int at = 0; at < v_bytes; at += 64) lines_.at[n++] = tile.v[i] + at;
+    }
+    lines_.num = n;
+  }
+
+  template <int N>
+  [[gnu::always_inline]] void prefetch_k(std::int64_t k_at) noexcept {
+    if (cursor_ + N > lines_.num_k) return;
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) V::prefetch_far(lines_.at[cursor_ + i] + k_at);
+    cursor_ += N;
+  }
+  template <int N>
+  [[gnu::always_inline]] void prefetch_v(std::int64_t v_at) noexcept {
+    if (cursor_ + N > lines_.num) return;
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) V::prefetch_far(lines_.at[cursor_ + i] + v_at);
+    cursor_ += N;
   }
 
   /// Scale (dot products), soft cap, ALiBi, mask.
@@ -251,7 +288,7 @@ class FewRows {
         const F e = exp2<V, kExpDegree>(V::sub(V::load(at + v * kL), shift));
         sum = V::add(sum, e);
         if constexpr (Span::kDot) {
-          V::store_bf16(reinterpret_cast<char*>(at) + v * kL * 2, e);
+          V::store_weights(reinterpret_cast<char*>(at) + v * kL * 2, e);
         } else {
           V::store(at + v * kL, e);
         }
@@ -263,17 +300,18 @@ class FewRows {
 
   /// O[row..row + NR) = alpha * O + P V over the tile's keys.
   template <int NR>
-  [[gnu::noinline]] void add_values(int slot, int row, const char* const* v) noexcept {
+  [[gnu::noinline]] void add_values(int slot, int row, const Tile& tile, std::int64_t v_at) noexcept {
     constexpr int kSteps = kAccumulators / (NR * kValueParts) > 0 ? kAccumulators / (NR * kValueParts) : 1;
     int step = 0;
-    for (; step + kSteps <= value_steps_; step += kSteps) add_value_steps<NR, kSteps>(slot, row, v, step);
+    for (; step + kSteps <= value_steps_; step += kSteps) add_value_steps<NR, kSteps>(slot, row, tile, v_at, step);
     if constexpr (kSteps > 1) {
-      for (; step < value_steps_; ++step) add_value_steps<NR, 1>(slot, row, v, step);
+      for (; step < value_steps_; ++step) add_value_steps<NR, 1>(slot, row, tile, v_at, step);
     }
   }
 
   template <int NR, int NS>
-  [[gnu::always_inline]] void add_value_steps(int slot, int row, const char* const* v, int step) noexcept {
+  [[gnu::always_inline]] void add_value_steps(int slot, int row, const Tile& tile, std::int64_t v_at,
+                                              int step) noexcept {
     float* o = o_of(slot) + row * o_size() + std::int64_t{step} * kValueParts * kL;
     const std::int64_t o_row = o_size();
     F acc[NR][NS * kValueParts];
@@ -283,17 +321,18 @@ class FewRows {
 #pragma GCC unroll 16
       for (int i = 0; i < NS * kValueParts; ++i) acc[r][i] = V::mul(V::load(o + r * o_row + i * kL), alpha);
     }
-    const std::int64_t at = std::int64_t{step} * kElements * Span::kElementBytes;
+    const std::int64_t at = v_at + std::int64_t{step} * kStepBytes;
     const int left = view_.p.head_dim_vo - step * kElements;
     const float* weights = scores_ + row * kTileKeys;
     for (int key = 0; key < kFewKeys; key += Span::kKeys) {
+      prefetch_v<(NS * kStepBytes * Span::kKeys >= 64 ? NS * kStepBytes * Span::kKeys / 64 : 1)>(v_at);
       F weight[NR];
 #pragma GCC unroll 4
       for (int r = 0; r < NR; ++r) weight[r] = V::broadcast(weights + r * kTileKeys + key / Span::kKeys);
 #pragma GCC unroll 8
       for (int s = 0; s < NS; ++s) {
         F x[kValueParts];
-        Span::load_value(v + key, at + std::int64_t{s} * kElements * Span::kElementBytes, left - s * kElements, x);
+        Span::load_value(tile.v + key, at + std::int64_t{s} * kStepBytes, left - s * kElements, x);
 #pragma GCC unroll 2
         for (int i = 0; i < kValueParts; ++i) {
 #pragma GCC unroll 4
@@ -344,18 +383,20 @@ class FewRows {
   }
 
   ItemView view_;
-  int rows_;         ///< stacked rows, at most kFewRowsMax
+  int rows_;  ///< stacked rows, at most kFewRowsMax
   int key_steps_;
   int value_steps_;
-  float* q_;         ///< [heads][rows][steps][parts][lanes]
-  float* o_;         ///< the same, in the order of load_value
+  float* q_;  ///< [heads][rows][steps][parts][lanes]
+  float* o_;  ///< the same, in the order of load_value
   float* state_;
-  float* scores_;    ///< [rows][kTileKeys]
+  float* scores_;  ///< [rows][kTileKeys]
   float* row_out_;
   bool special_ = false;
   bool masked_ = false;
   alignas(64) float alpha_[kRowPad];
+  int cursor_ = 0;  ///< in lines_
   Tile tiles_[2];
+  Lines lines_;  ///< of the next tile
 };
 
 }  // namespace headwater::cpu::simd

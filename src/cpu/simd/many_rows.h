@@ -24,6 +24,10 @@ class ManyRows {
   static constexpr bool kKeysInPlace = kDot || Kv == DType::f32;
   static constexpr int kExpDegree = kDot ? 4 : 5;
 
+  /// bf16 tiles are converted two vectors at a time, split in even and odd elements: cheaper than widening each. Q is
+  /// packed, and O^T kept, in the same order.
+  static constexpr bool kSplit = !kDot && Kv == DType::bf16;
+
   struct Tile {
     int begin = 0;  ///< slots [begin, end) hold tokens
     int end = 0;
@@ -56,6 +60,8 @@ class ManyRows {
     lo_ = reinterpret_cast<std::int32_t*>(rows + 4 * rows_);
     hi_ = lo_ + rows_;
     pos_ = hi_ + rows_;
+    split_qk_ = kSplit && p.head_dim_qk % (2 * kL) == 0;
+    split_vo_ = kSplit && p.head_dim_vo % (2 * kL) == 0;
     special_ = p.logits_soft_cap > 0.0F || p.alibi_slopes != nullptr;
   }
 
@@ -156,12 +162,30 @@ class ManyRows {
     return after;
   }
 
+  /// Where element d of a row lies in a converted row.
+  [[gnu::always_inline]] static int order(int d, bool split) noexcept {
+    return split ? d / (2 * kL) * (2 * kL) + d % 2 * kL + d % (2 * kL) / 2 : d;
+  }
+
+  [[gnu::always_inline]] static void convert_row(const char* from, int n, bool split, float* to) noexcept {
+    if (kSplit && split) {
+      for (int d = 0; d < n; d += 2 * kL) {
+        F even;
+        F odd;
+        V::load_bf16_split(from + 2 * d, even, odd);
+        V::store(to + d, even);
+        V::store(to + d + kL, odd);
+      }
+    } else {
+      for (int d = 0; d < n; d += kL) V::store(to + d, load_as_f32<V, Kv>(from + d * element_bytes(Kv)));
+    }
+  }
+
   void prepare_keys(const Tile& tile) noexcept {
     if constexpr (!kKeysInPlace) {
-      constexpr int bytes = Kv == DType::f8e4m3 ? 1 : 2;
       for (int s = tile.begin; s < tile.end; ++s) {
         float* to = k_tile_ + std::int64_t{s} * k_stride_;
-        for (int d = 0; d < view_.p.head_dim_qk; d += kL) V::store(to + d, load_as_f32<V, Kv>(tile.k[s] + d * bytes));
+        convert_row(tile.k[s], view_.p.head_dim_qk, split_qk_, to);
         k_rows_[s] = reinterpret_cast<const char*>(to);
       }
     }
@@ -176,10 +200,8 @@ class ManyRows {
                      v_tile_ + std::int64_t{u} * v_stride_);
       }
     } else {
-      constexpr int bytes = Kv == DType::f32 ? 4 : Kv == DType::f8e4m3 ? 1 : 2;
       for (int s = tile.begin; s < tile.end; ++s) {
-        float* to = v_tile_ + std::int64_t{s} * v_stride_;
-        for (int d = 0; d < dvo_; d += kL) V::store(to + d, load_as_f32<V, Kv>(tile.v[s] + d * bytes));
+        convert_row(tile.v[s], dvo_, split_vo_, v_tile_ + std::int64_t{s} * v_stride_);
       }
     }
   }
@@ -427,7 +449,8 @@ class ManyRows {
           F block[kL];
 #pragma GCC unroll 16
           for (int i = 0; i < kL; ++i) {
-            block[i] = V::mul(V::mul(V::load(from + std::int64_t{d + i} * NV * kL), factor), sink_weight);
+            block[i] =
+                V::mul(V::mul(V::load(from + std::int64_t{order(d + i, split_vo_)} * NV * kL), factor), sink_weight);
           }
           V::transpose(block);
 #pragma GCC unroll 16
@@ -469,7 +492,7 @@ class ManyRows {
       }
       V::transpose(block);
 #pragma GCC unroll 16
-      for (int i = 0; i < kL; ++i) V::store(to + std::int64_t{d + i} * NV * kL, block[i]);
+      for (int i = 0; i < kL; ++i) V::store(to + std::int64_t{order(d + i, split_qk_)} * NV * kL, block[i]);
     }
   }
 
@@ -510,6 +533,8 @@ class ManyRows {
   int head_ = 0;
   float scale_ = 1.0F;
   bool special_ = false;
+  bool split_qk_ = false;
+  bool split_vo_ = false;
   bool masked_ = false;
   int current_ = 0;
   int prefetched_ = 0;

@@ -12,12 +12,12 @@ inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 inline constexpr float kLog2E = 1.44269504088896340736F;
 inline constexpr float kLn2 = 0.693147180559945309417F;
 
-/// 2^x for x <= 127; -inf and all below -127 give 0 (or a subnormal). Relative error 1e-7 (Degree 5) or 3e-6 (Degree
-/// 4): minimax polynomials on [-0.5, 0.5] with constant term 1. NaN stays NaN.
+/// 2^x for x <= 127; -inf and all below the level's floor give exactly 0. Relative error 1e-7 (Degree 5) or 3e-6
+/// (Degree 4): minimax polynomials on [-0.5, 0.5] with constant term 1. NaN stays NaN.
 template <class V, int Degree = 5>
 [[gnu::always_inline]] inline typename V::F exp2(typename V::F x) noexcept {
   using F = typename V::F;
-  x = V::max(V::set1(-127.0F), x);
+  x = V::max(V::set1(V::kExp2Floor), x);
   const F n = V::round(x);
   const F f = V::sub(x, n);
   F y;

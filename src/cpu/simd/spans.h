@@ -1,8 +1,8 @@
 // How the few-rows kernel reads K and V: spans of a row as one to two vectors, in whatever order the loads leave them.
 //
-// A span type defines kElements (of a row that one step consumes), kParts (vectors that it yields) and kKeys (keys whose
-// values are read together: 2 where a dot instruction multiplies pairs). Q is packed in the order of load_key's vectors, and
-// O is kept in the order of load_value's; `restore` puts a step of O back in order.
+// A span type defines kElements (of a row that one step consumes), kParts (vectors that it yields) and kKeys (keys
+// whose values are read together: 2 where a dot instruction multiplies pairs). Q is packed in the order of load_key's
+// vectors, and O is kept in the order of load_value's; `restore` puts a step of O back in order.
 #pragma once
 
 #include "cpu/simd/item_view.h"
@@ -68,7 +68,7 @@ template <class V>
 struct DotSpan {
   using F = typename V::F;
   static constexpr int kElements = 2 * V::kLanes;
-  static constexpr int kParts = 1;       ///< of a key
+  static constexpr int kParts = 1;  ///< of a key
   static constexpr int kKeys = 2;
   static constexpr bool kDot = true;
   static constexpr int kElementBytes = 2;
@@ -76,7 +76,8 @@ struct DotSpan {
   [[gnu::always_inline]] static inline void load_key(const char* p, int left, F (&x)[1]) noexcept {
     x[0] = V::load_first(p, (left < kElements ? left : kElements) / 2);
   }
-  [[gnu::always_inline]] static inline void load_value(const char* const* p, std::int64_t at, int left, F (&x)[2]) noexcept {
+  [[gnu::always_inline]] static inline void load_value(const char* const* p, std::int64_t at, int left,
+                                                       F (&x)[2]) noexcept {
     const int units = (left < kElements ? left : kElements) / 2;
     V::interleave_16(V::load_first(p[0] + at, units), V::load_first(p[1] + at, units), x[0], x[1]);
   }

@@ -20,6 +20,7 @@ struct Avx2 {
   static constexpr int kRegisters = 16;
   static constexpr int kFewRows = 12;  ///< stacked rows up to which the few-rows kernel is faster (at most kFewRowsMax)
   static constexpr bool kDotBf16 = false;
+  static constexpr float kExp2Floor = -127.0F;  ///< scale_by_power(1, kExp2Floor) is exactly 0
   using F = __m256;
   using Mask = __m256;
 
@@ -111,6 +112,13 @@ struct Avx2 {
     _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
   }
 
+  /// The same for two pairs that go to different places.
+  HEADWATER_INLINE void reduce_add2x2(F a, F b, F c, F d, float* ab, float* cd) noexcept {
+    const __m256 x = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    const __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    _mm_storel_pi(reinterpret_cast<__m64*>(ab), y);
+    _mm_storeh_pi(reinterpret_cast<__m64*>(cd), y);
+  }
   /// The greatest lanes of four vectors, written to p[0..3].
   HEADWATER_INLINE void reduce_max4(F a, F b, F c, F d, float* p) noexcept {
     const F ab = _mm256_max_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));  // a b a b
@@ -135,9 +143,9 @@ struct Avx2 {
     return _mm256_cvtph_ps(_mm_or_si128(bits, _mm_and_si128(nan, _mm_set1_epi16(0x7E00))));
   }
   /// Sixteen bf16 as the eight of even and the eight of odd index: one load and two cheap operations.
-  static constexpr bool kSplitBf16 = true;
   HEADWATER_INLINE void load_bf16_split(const void* p, F& even, F& odd) noexcept {
-    const __m256i x = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+    __m256i x = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+    asm("" : "+x"(x));  // one load, not one for each use: load ports are the scarce thing here
     even = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
     odd = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(int(0xFFFF0000U))));
   }
