@@ -96,6 +96,13 @@ void ForestBuilder::build(std::span<const Entry> entries, std::span<const std::i
     }
     while (!members.empty()) group(members);
   }
+  forest.leaf_of.resize(entries.size());
+  for (std::size_t i = 0; i < forest.nodes.size(); ++i) {
+    const Node& node = forest.nodes[i];
+    if (node.num_members > 1) continue;
+    forest.leaf_of[static_cast<std::size_t>(forest.order[static_cast<std::size_t>(node.member_begin)])] =
+        static_cast<std::int32_t>(i);
+  }
 }
 
 /// Group number of each member by its page at `page`: equal numbers, equal pages. Null pages and members that have ended
@@ -333,6 +340,27 @@ void ForestBuilder::grow(std::span<const std::int32_t> members, std::int32_t roo
       stack_.push_back({at, count, node.page_end, index, todo.depth + 1});
     }
   }
+}
+
+bool carry_forest(std::span<const Entry> before, std::span<const Entry> after, Forest& forest) {
+  if (before.size() != after.size() || forest.split_entries) return false;
+  for (std::size_t e = 0; e < before.size(); ++e) {
+    const Entry& a = before[e];
+    const Entry& b = after[e];
+    if (a.request != b.request || a.lane != b.lane || a.solo != b.solo || a.page_begin != b.page_begin) return false;
+    if (b.page_end == a.page_end) continue;
+    const Node& leaf = forest.nodes[static_cast<std::size_t>(forest.leaf_of[e])];
+    if (b.page_end < a.page_end || leaf.page_begin >= leaf.page_end) return false;
+  }
+  for (std::size_t e = 0; e < after.size(); ++e) {
+    Node& leaf = forest.nodes[static_cast<std::size_t>(forest.leaf_of[e])];
+    if (leaf.page_begin < leaf.page_end) leaf.page_end = after[e].page_end;
+  }
+  for (Node& node : forest.nodes) {
+    const std::int32_t first = forest.order[static_cast<std::size_t>(node.member_begin)];
+    node.page_base = after[static_cast<std::size_t>(first)].page_base;
+  }
+  return true;
 }
 
 void finish_forest(std::span<const Entry> entries, int page_size, const PlanOptions& options, Forest& forest) {

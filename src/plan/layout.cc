@@ -26,16 +26,11 @@ Table table_of(const PageTable& kv, std::size_t i) {
   return t;
 }
 
-void copy_table(const PageTable& kv, std::size_t i, const Table& t, std::int32_t* page_ids) {
-  std::copy_n(kv.indices.data() + kv.indptr[i], t.num_pages, page_ids + t.region);
-  std::fill(page_ids + t.region + t.num_pages, page_ids + t.region + region_size(t.num_pages), -1);
-}
-
 }  // namespace
 
 std::int32_t region_size(std::int32_t num_pages) noexcept {
   const auto n = static_cast<std::uint32_t>(num_pages);
-  const std::uint32_t step = std::max<std::uint32_t>(16, std::bit_floor(n) / 8);
+  const std::uint32_t step = std::max<std::uint32_t>(16, std::bit_floor(n) / 2);
   return static_cast<std::int32_t>((n + step) / step * step);
 }
 
@@ -53,10 +48,16 @@ std::int32_t read_tables(const Batch& batch, std::vector<Table>& tables) {
   return static_cast<std::int32_t>(total);
 }
 
+void copy_table(const PageTable& kv, std::size_t i, const Table& t, std::int32_t from, std::int32_t* page_ids) {
+  std::copy(kv.indices.data() + kv.indptr[i] + from, kv.indices.data() + kv.indptr[i] + t.num_pages,
+            page_ids + t.region + from);
+  std::fill(page_ids + t.region + t.num_pages, page_ids + t.region + region_size(t.num_pages), -1);
+}
+
 void copy_page_ids(const Batch& batch, const std::vector<Table>& tables, std::int32_t total,
                    std::vector<std::int32_t>& page_ids) {
   page_ids.resize(static_cast<std::size_t>(total));
-  for (std::size_t b = 0; b < tables.size(); ++b) copy_table(batch.kv, b, tables[b], page_ids.data());
+  for (std::size_t b = 0; b < tables.size(); ++b) copy_table(batch.kv, b, tables[b], 0, page_ids.data());
 }
 
 void read_levels(const Batch& batch, const PlanOptions& options, PlanData& plan) {
@@ -103,7 +104,7 @@ void read_levels(const Batch& batch, const PlanOptions& options, PlanData& plan)
     const Level& level = batch.levels[l];
     for (std::size_t j = 0; j + 1 < level.qo_indptr.size(); ++j) {
       const Table& t = memory.tables[first_table + j];
-      copy_table(level.kv, j, t, plan.page_ids.data());
+      copy_table(level.kv, j, t, 0, plan.page_ids.data());
       const std::int32_t row_begin = level.qo_indptr[j];
       const std::int32_t row_end = level.qo_indptr[j + 1];
       if (row_begin == row_end) continue;

@@ -59,7 +59,8 @@ struct Node {
 
 struct Forest {
   std::vector<Node> nodes;
-  std::vector<std::int32_t> order;  ///< entries
+  std::vector<std::int32_t> order;    ///< entries
+  std::vector<std::int32_t> leaf_of;  ///< [entries] the leaf where an entry ends
   bool split_entries = false;       ///< some entry takes part in several trees (different starts)
   bool mixed_starts = false;   ///< the entries of a tree need not all start at its root's first page
   bool levels = false;              ///< nodes are an explicit cascade: a piece never spans two of them

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -129,7 +130,15 @@ struct Planner::Scratch {
   std::vector<Piece> pieces;
   std::vector<Piece> flat_pieces;
 
+  std::vector<Table> tables;       // of update()
+  std::vector<Entry> old_entries;
+  std::vector<RowRange> old_rows;
+  std::vector<std::uint8_t> fate;  // of each request
+  PlanData::Memory next;
+
   void make_tables(PlanData& plan, const Batch& batch);
+  bool carry_over(PlanData& plan, const Batch& batch, const Changes* changes);
+  void find_fates(const PlanData& plan, const Batch& batch, const Changes* changes);
   void find_forest(PlanData& plan);
   void decide(PlanData& plan);
 };
@@ -287,8 +296,129 @@ Plan Planner::plan(const AttentionShape& shape, const Batch& batch, const PlanOp
   return plan;
 }
 
-void Planner::update(Plan& old, const Batch& batch, const Changes* /*changes*/) {
-  old = plan(old.data().shape, batch, old.data().options);
+namespace {
+
+/// What became of a request since the last plan.
+enum Fate : std::uint8_t { kSame, kGrown, kOther };
+
+/// Refuses lists of Changes that name a request that does not exist.
+void check_list(std::span<const std::int32_t> list, const char* name, std::int32_t count) {
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    if (list[i] >= 0 && list[i] < count) continue;
+    throw Error(ErrorCode::invalid_argument, "changes." + std::string(name) + "[" + std::to_string(i) + "] = " +
+                                                 std::to_string(list[i]) + ", expected 0.." + std::to_string(count - 1));
+  }
+}
+
+bool same_ids(const PlanData& plan, const Batch& batch, const Table& old, std::size_t b) {
+  return std::memcmp(batch.kv.indices.data() + batch.kv.indptr[b], plan.page_ids.data() + old.region,
+                     static_cast<std::size_t>(old.num_pages) * sizeof(std::int32_t)) == 0;
+}
+
+}  // namespace
+
+/// Fills `fate` for a batch of as many requests as before, whose `tables` have been read.
+void Planner::Scratch::find_fates(const PlanData& plan, const Batch& batch, const Changes* changes) {
+  const PlanData::Memory& memory = *plan.memory;
+  fate.assign(tables.size(), kSame);
+  if (changes != nullptr) {
+    for (const std::int32_t b : changes->grown) fate[static_cast<std::size_t>(b)] = kGrown;
+    for (const std::int32_t b : changes->joined) fate[static_cast<std::size_t>(b)] = kOther;
+  }
+  for (std::size_t b = 0; b < tables.size(); ++b) {
+    const Table& old = memory.tables[b];
+    const Table& now = tables[b];
+    const bool may_have_grown = now.num_pages >= old.num_pages && now.start_page == old.start_page &&
+                                now.first_offset == old.first_offset;
+    const bool same_length = now.num_pages == old.num_pages && now.last_len == old.last_len;
+    if (changes == nullptr) {
+      fate[b] = !may_have_grown || !same_ids(plan, batch, old, b) ? kOther : same_length ? kSame : kGrown;
+      continue;
+    }
+    if (fate[b] == kOther) continue;
+    bool true_to_list = may_have_grown && (fate[b] == kGrown || same_length);
+#ifndef NDEBUG
+    true_to_list = true_to_list && same_ids(plan, batch, old, b);
+#endif
+    if (!true_to_list) {
+      throw Error(ErrorCode::invalid_argument,
+                  "changes: request " + std::to_string(b) + (fate[b] == kGrown ? " is listed as grown" : " is not listed") +
+                      ", but its page table changed in another way");
+    }
+  }
+}
+
+/// Brings tables, rows and forest of a plan up to date by what changed. False: nothing was touched, plan from nothing.
+bool Planner::Scratch::carry_over(PlanData& plan, const Batch& batch, const Changes* changes) {
+  PlanData::Memory& memory = *plan.memory;
+  if (!batch.levels.empty() || !memory.level_size.empty() || plan.page_size.empty()) return false;
+  if (plan.page_size[0] != batch.kv.page_size || plan.num_pages[0] != batch.kv.num_pages ||
+      memory.null_page != batch.kv.null_page) {
+    return false;
+  }
+  const auto count = static_cast<std::int32_t>(batch.qo_indptr.size()) - 1;
+  if (changes != nullptr) {
+    check_list(changes->grown, "grown", count);
+    check_list(changes->joined, "joined", count);
+    check_list(changes->left, "left", memory.num_requests);
+  }
+  if (count != memory.num_requests || (changes != nullptr && !changes->left.empty())) return false;
+  const std::int32_t total = read_tables(batch, tables);
+  find_fates(plan, batch, changes);
+
+  next.num_requests = count;
+  next.qo_indptr.assign(batch.qo_indptr.begin(), batch.qo_indptr.end());
+  next.tables.swap(tables);
+  make_rows_and_entries(plan.options, batch.kv.page_size, next, old_rows);
+  const bool windowed = plan.options.window_left >= 0 || plan.options.local_chunk > 0;
+  for (const Entry& e : next.entries) {
+    const auto b = static_cast<std::size_t>(e.request);
+    const Table& old = memory.tables[b];
+    const std::int64_t base = std::int64_t{batch.kv.indptr[b]} - next.tables[b].start_page;
+    std::int32_t begin = e.page_begin;
+    // What was there before has been checked, unless no row saw it.
+    const bool had_rows = memory.qo_indptr[b] < memory.qo_indptr[b + 1];
+    if (fate[b] != kOther && !windowed && had_rows) begin = std::max(begin, old.start_page + old.num_pages);
+    check_page_ids(batch.kv, base + begin, base + e.page_end, "kv_indices");
+  }
+
+  // Nothing can fail from here on.
+  bool moved = false;
+  bool other = false;
+  for (std::size_t b = 0; b < fate.size(); ++b) {
+    moved = moved || memory.tables[b].region != next.tables[b].region;
+    other = other || fate[b] == kOther;
+  }
+  moved = moved || plan.page_ids.size() != static_cast<std::size_t>(total);
+  if (moved) {
+    copy_page_ids(batch, next.tables, total, plan.page_ids);
+  } else {
+    for (std::size_t b = 0; b < fate.size(); ++b) {
+      if (fate[b] != kSame) copy_table(batch.kv, b, next.tables[b], fate[b] == kGrown ? memory.tables[b].num_pages : 0, plan.page_ids.data());
+    }
+  }
+  plan.rows.swap(old_rows);
+  memory.qo_indptr.swap(next.qo_indptr);
+  memory.tables.swap(next.tables);
+  memory.entries.swap(next.entries);
+  memory.row_first.swap(next.row_first);
+  const bool carried = memory.scanned && !other && carry_forest(next.entries, memory.entries, memory.forest);
+  if (carried) {
+    finish_forest(memory.entries, plan.page_size[0], plan.options, memory.forest);
+  } else {
+    find_forest(plan);
+  }
+  return true;
+}
+
+void Planner::update(Plan& old, const Batch& batch, const Changes* changes) {
+  PlanData& data = old.data();
+  check_batch(batch, data.options);
+  if (scratch_->carry_over(data, batch, changes)) {
+    scratch_->decide(data);
+  } else {
+    old = plan(data.shape, batch, data.options);
+  }
 }
 
 Plan::Plan() : data_(std::make_unique<PlanData>()) {}
