@@ -42,8 +42,8 @@ reference::PageTables small_forest(int page_size) {
 void check(const AttentionShape& shape, int page_size, const reference::CallOptions& options,
            const PlanOptions& plan_options = {}) {
   static Executors executors;
-  static std::uint64_t seed = 10'000;
-  reference::Call call(shape, plan_options, small_forest(page_size), options, ++seed);
+  const auto seed = static_cast<std::uint64_t>(10'000 + 100 * shape.num_qo_heads + shape.head_dim_qk + page_size);
+  reference::Call call(shape, plan_options, small_forest(page_size), options, seed);
   Planner planner(eager_model(128, 64));
   for (const Policy policy : {Policy::flat, Policy::forest}) {
     PlanOptions chosen = plan_options;
