@@ -28,7 +28,10 @@ Executor& need_executor(hw_executor* executor) {
 }  // namespace
 
 int hw_executor_create_serial(hw_executor** executor, hw_error* error) {
-  return guard(error, [&] { need(executor, "executor") = new hw_executor{std::make_unique<SerialExecutor>()}; });
+  return guard(error, [&] {
+    need(executor, "executor");
+    *executor = new hw_executor{std::make_unique<SerialExecutor>()};
+  });
 }
 
 int hw_executor_create_thread_pool(int num_workers, hw_executor** executor, hw_error* error) {
