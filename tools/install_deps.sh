@@ -6,7 +6,7 @@
 set -eu
 
 build="g++ make cmake ninja-build pkg-config libdnnl-dev nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev libpcre2-dev
-       libbenchmark-dev libgtest-dev librapidcheck-dev python3 python3-pip ca-certificates git"
+       libgtest-dev python3 python3-pip ca-certificates git"
 check="clang-16 clang-tidy-16 clang-format-16 libclang-rt-16-dev llvm-16 ccache"
 
 say() { echo "install_deps: $*" >&2; }
