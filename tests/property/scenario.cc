@@ -1,6 +1,7 @@
 // See scenario.h.
 #include "property/scenario.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <set>
@@ -40,6 +41,9 @@ void random_features(Rng& rng, Scenario& s, int page_size) {
   if (rng.chance(0.3)) options.window_left = rng.between(0, 6L * page_size);
   if (rng.chance(0.2)) options.local_chunk = rng.between(1, 5L * page_size);
   if (rng.chance(0.2)) options.num_sink_tokens = rng.between(1, 2L * page_size);
+  if (!options.causal && options.local_chunk > 0) {  // more is refused
+    options.num_sink_tokens = std::min(options.num_sink_tokens, options.local_chunk);
+  }
   if (rng.chance(0.2)) options.alibi = true;
   if (rng.chance(0.2)) options.sinks = true;
   if (rng.chance(0.2)) options.sm_scale = static_cast<float>(0.02 + 0.3 * rng.uniform());
