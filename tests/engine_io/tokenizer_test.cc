@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -136,17 +136,17 @@ TEST(Tokenizer, IdsOutsideTheVocabularyAreRefused) {
   }
 }
 
-// A megabyte that is one word, or one run of blanks, must not take quadratic time: 10^12 steps would be hours, n log n
-// is under a second.
+// A text that is one word, or one run of blanks, must not take quadratic time: that would be 10^11 steps, minutes; n
+// log n is far below a second. Processor time, so that a busy machine does not matter.
 TEST(Tokenizer, LongWordsAreNotQuadratic) {
   for (const char* name : kPreTokenizers) {
     const Tokenizer tokenizer = tiny_tokenizer(name);
     for (const char* unit : {"a", "the", " ", "\n", "!", "9", "\xE4\xB8\xAD", "\xFF", "\xC3", " \n", "<|im_", "'"}) {
       std::string text;
-      while (text.size() < 1000000) text += unit;
-      const auto start = std::chrono::steady_clock::now();
+      while (text.size() < 400000) text += unit;
+      const std::clock_t start = std::clock();
       const auto tokens = tokenizer.encode(text, Specials::recognise);
-      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60)) << name << " " << unit;
+      EXPECT_LT(std::clock() - start, 20 * CLOCKS_PER_SEC) << name << " " << unit;
       EXPECT_EQ(tokenizer.decode(tokens), text);
     }
   }
