@@ -1,0 +1,100 @@
+// SmolLM2-135M against logits that an independent implementation has recorded (tools/record_reference_logits.py). Runs
+// where the model file is: $HEADWATER_MODEL, or tools/fetch_model.sh's place; elsewhere it is skipped, visibly.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "engine/engine.h"
+#include "engine/matmul.h"
+#include "engine/model.h"
+#include "engine/runner.h"
+#include "engine/step_planner.h"
+
+namespace headwater::test {
+namespace {
+
+using namespace headwater::engine;
+
+std::string model_path() {
+  if (const char* path = std::getenv("HEADWATER_MODEL")) return path;
+  const char* cache = std::getenv("HEADWATER_CACHE");
+  const char* home = std::getenv("HOME");
+  const std::string folder = cache != nullptr ? cache : std::string(home != nullptr ? home : "") + "/.cache/headwater";
+  return folder + "/SmolLM2-135M-Instruct.Q4_1.gguf";
+}
+
+class ReferenceLogits : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(model_path()))
+      GTEST_SKIP() << model_path() << " is not there: run tools/fetch_model.sh";
+    std::ifstream file(std::string(HEADWATER_TEST_DATA) + "/smollm2_logits.json");
+    recorded_ = nlohmann::json::parse(file);
+    prompt_ = recorded_["prompt"].get<std::vector<std::int32_t>>();
+    generated_ = recorded_["generated"].get<std::vector<std::int32_t>>();
+    ModelOptions options;
+    options.num_threads = 2;
+    model_ = load_model(model_path(), options);
+  }
+
+  nlohmann::json recorded_;
+  std::vector<std::int32_t> prompt_, generated_;
+  std::shared_ptr<const Model> model_;
+};
+
+TEST_F(ReferenceLogits, EveryPositionAgrees) {
+  const ModelConfig& c = model_->config();
+  for (const DType kv : {DType::f32, DType::bf16}) {
+    const KvLayout layout{c.num_layers, c.num_kv_heads, c.head_dim, 16, kv};
+    Runner runner(*model_, layout, 16, false, std::nullopt);
+    StepPlanner planner(runner.attention_shape(), {}, DeviceModel::default_cpu(), 16, 16);
+    Scheduler scheduler({16, 16, 512, 4, false});
+    auto sample = std::make_unique<Sample>();
+    sample->tokens = prompt_;
+    sample->tokens.insert(sample->tokens.end(), generated_.begin(), generated_.end());
+    sample->prompt_len = static_cast<std::int64_t>(sample->tokens.size());
+    scheduler.add(std::move(sample));
+    StepBatch batch;
+    scheduler.schedule(batch);
+    std::vector<std::int32_t> all(batch.tokens.size());
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int32_t>(i);
+    runner.forward(planner.plan(batch), {batch.tokens, batch.positions, batch.token_slots, batch.copies, all});
+    double error = 0;
+    double scale = 0;
+    int positions = 0;
+    runner.logits([&](int first, int count, const float* logits) {
+      for (int i = 0; i < count; ++i, ++positions) {
+        const auto position = static_cast<std::size_t>(first + i);
+        const float* row = logits + static_cast<std::size_t>(i) * static_cast<std::size_t>(c.vocab);
+        for (std::size_t w = 0; w < recorded_["watched"].size(); ++w) {
+          const double expected = recorded_["logits"][position][w];
+          error = std::max(error, std::abs(row[recorded_["watched"][w].get<std::size_t>()] - expected));
+          scale = std::max(scale, std::abs(expected));
+        }
+        EXPECT_NEAR(row[recorded_["argmax"][position].get<std::size_t>()], recorded_["max"][position].get<double>(),
+                    (model_->weight_type() == DType::f32 ? (kv == DType::f32 ? 1e-3 : 0.3) : 1.0));
+      }
+    });
+    EXPECT_EQ(positions, static_cast<int>(prompt_.size() + generated_.size()));
+    // fp32 throughout leaves rounding alone; 16-bit KV or weights leave their own.
+    const double limit = model_->weight_type() == DType::f32 ? (kv == DType::f32 ? 5e-5 : 2e-2) : 4e-2;
+    EXPECT_LT(error / scale, limit) << "kv " << name_of(kv) << ", weights " << name_of(model_->weight_type());
+    RecordProperty(kv == DType::f32 ? "error_kv_f32" : "error_kv_bf16", std::to_string(error / scale));
+  }
+}
+
+TEST_F(ReferenceLogits, GreedyTextAgrees) {
+  Engine engine(model_, {});
+  Request request;
+  request.prompt = prompt_;
+  request.max_tokens = static_cast<int>(generated_.size());
+  request.ignore_eos = true;
+  EXPECT_EQ(run_to_completion(engine, {&request, 1})[0].tokens, generated_);
+}
+
+}  // namespace
+}  // namespace headwater::test
