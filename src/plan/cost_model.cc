@@ -9,7 +9,8 @@ namespace {
 /// a * b, at most a quarter of the largest int64, so that sums of a few cannot overflow.
 std::int64_t times(std::int64_t a, std::int64_t b) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 4;
-  return b != 0 && a > kMost / b ? kMost : a * b;
+  std::int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) || product > kMost ? kMost : product;
 }
 
 }  // namespace

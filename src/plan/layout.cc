@@ -30,7 +30,7 @@ Table table_of(const PageTable& kv, std::size_t i) {
 
 std::int32_t region_size(std::int32_t num_pages) noexcept {
   const auto n = static_cast<std::uint32_t>(num_pages);
-  const std::uint32_t step = std::max<std::uint32_t>(16, std::bit_floor(n) / 2);
+  const std::uint32_t step = std::max<std::uint32_t>(16, std::bit_floor(n) / 4);
   return static_cast<std::int32_t>((n + step) / step * step);
 }
 
@@ -48,16 +48,21 @@ std::int32_t read_tables(const Batch& batch, std::vector<Table>& tables) {
   return static_cast<std::int32_t>(total);
 }
 
-void copy_table(const PageTable& kv, std::size_t i, const Table& t, std::int32_t from, std::int32_t* page_ids) {
-  std::copy(kv.indices.data() + kv.indptr[i] + from, kv.indices.data() + kv.indptr[i] + t.num_pages,
-            page_ids + t.region + from);
+void copy_table(const PageTable& kv, std::size_t i, const Table& t, std::int32_t* page_ids) {
+  std::copy_n(kv.indices.data() + kv.indptr[i], t.num_pages, page_ids + t.region);
   std::fill(page_ids + t.region + t.num_pages, page_ids + t.region + region_size(t.num_pages), -1);
 }
 
 void copy_page_ids(const Batch& batch, const std::vector<Table>& tables, std::int32_t total,
                    std::vector<std::int32_t>& page_ids) {
-  page_ids.resize(static_cast<std::size_t>(total));
-  for (std::size_t b = 0; b < tables.size(); ++b) copy_table(batch.kv, b, tables[b], 0, page_ids.data());
+  // Appended, not resized and filled: each place is written once.
+  page_ids.clear();
+  page_ids.reserve(static_cast<std::size_t>(total));
+  for (std::size_t b = 0; b < tables.size(); ++b) {
+    const std::int32_t* ids = batch.kv.indices.data() + batch.kv.indptr[b];
+    page_ids.insert(page_ids.end(), ids, ids + tables[b].num_pages);
+    page_ids.resize(static_cast<std::size_t>(tables[b].region + region_size(tables[b].num_pages)), -1);
+  }
 }
 
 void read_levels(const Batch& batch, const PlanOptions& options, PlanData& plan) {
@@ -104,7 +109,7 @@ void read_levels(const Batch& batch, const PlanOptions& options, PlanData& plan)
     const Level& level = batch.levels[l];
     for (std::size_t j = 0; j + 1 < level.qo_indptr.size(); ++j) {
       const Table& t = memory.tables[first_table + j];
-      copy_table(level.kv, j, t, 0, plan.page_ids.data());
+      copy_table(level.kv, j, t, plan.page_ids.data());
       const std::int32_t row_begin = level.qo_indptr[j];
       const std::int32_t row_end = level.qo_indptr[j + 1];
       if (row_begin == row_end) continue;

@@ -19,8 +19,8 @@ std::int32_t read_tables(const Batch& batch, std::vector<Table>& tables);
 void copy_page_ids(const Batch& batch, const std::vector<Table>& tables, std::int32_t total,
                    std::vector<std::int32_t>& page_ids);
 
-/// Copies the ids of one table from entry `from` on; unused places of its region hold -1.
-void copy_table(const PageTable& kv, std::size_t i, const Table& table, std::int32_t from, std::int32_t* page_ids);
+/// Copies the ids of one table; unused places of its region hold -1.
+void copy_table(const PageTable& kv, std::size_t i, const Table& table, std::int32_t* page_ids);
 
 /// The same for explicit levels: tables are nodes, level after level; makes rows, entries and the given forest too.
 void read_levels(const Batch& batch, const PlanOptions& options, PlanData& plan);

@@ -124,6 +124,7 @@ using namespace detail;  // NOLINT: the rest of this file is the implementation 
 struct Planner::Scratch {
   DeviceModel model;
   ForestBuilder forest;
+  Scheduler flat_scheduler;  // two, so that what was worked out for the better of flat and cascade need not be again
   Scheduler scheduler;
   Closed closed;
   Closed best_closed;
@@ -214,7 +215,7 @@ void Planner::Scratch::decide(PlanData& plan) {
   Cutter::make_flat_pieces(f, memory.entries, flat_pieces);
   closed.assign(f.nodes.size(), 0);
   const std::int64_t flat_saved = memory.scanned ? cutter.cached_rereads_ps(f, closed) : 0;
-  const Estimate flat = scheduler.estimate(cost, plan, flat_pieces, flat_saved);
+  const Estimate flat = flat_scheduler.estimate(cost, plan, flat_pieces, flat_saved);
   plan.stats.predicted_flat_ps = flat.predicted_ps;
   plan.stats.kv_bytes_flat = flat.kv_bytes;
 
@@ -229,7 +230,7 @@ void Planner::Scratch::decide(PlanData& plan) {
     candidates[num_candidates++] = policy;
   }
   memory.chosen = Policy::flat;
-  memory.pieces = flat_pieces;
+  bool current = true;  // the best candidate is the last one estimated
   Estimate best = flat;
   best_closed.assign(f.nodes.size(), 0);
   for (std::size_t i = 0; i < num_candidates; ++i) {
@@ -245,7 +246,8 @@ void Planner::Scratch::decide(PlanData& plan) {
     const Estimate estimate = scheduler.estimate(cost, plan, pieces, cutter.cached_rereads_ps(f, closed));
     // A forced policy is taken as it is; the cost model must see a gain, and over flat one of 2 %.
     const std::int64_t bar = memory.chosen == Policy::flat ? best.predicted_ps - best.predicted_ps / 50 : best.predicted_ps;
-    if (policy == Policy::automatic && estimate.predicted_ps >= bar) continue;
+    current = policy != Policy::automatic || estimate.predicted_ps < bar;
+    if (!current) continue;
     best = estimate;
     best_closed = closed;
     memory.pieces.swap(pieces);
@@ -254,8 +256,13 @@ void Planner::Scratch::decide(PlanData& plan) {
   plan.stats.predicted_ps = best.predicted_ps;
   memory.closed = best_closed;
   memory.model = model;
-  scheduler.estimate(cost, plan, memory.pieces, 0);
-  scheduler.emit(cost, memory.pieces, plan);
+  if (memory.chosen == Policy::flat) {
+    memory.pieces.swap(flat_pieces);
+    flat_scheduler.emit(cost, memory.pieces, plan);
+  } else {
+    if (!current) scheduler.estimate(cost, plan, memory.pieces, 0);
+    scheduler.emit(cost, memory.pieces, plan);
+  }
 
   plan.spans.clear();
   for (const Piece& piece : memory.pieces) {
@@ -394,7 +401,12 @@ bool Planner::Scratch::carry_over(PlanData& plan, const Batch& batch, const Chan
     copy_page_ids(batch, next.tables, total, plan.page_ids);
   } else {
     for (std::size_t b = 0; b < fate.size(); ++b) {
-      if (fate[b] != kSame) copy_table(batch.kv, b, next.tables[b], fate[b] == kGrown ? memory.tables[b].num_pages : 0, plan.page_ids.data());
+      const Table& now = next.tables[b];
+      if (fate[b] == kOther) copy_table(batch.kv, b, now, plan.page_ids.data());
+      if (fate[b] != kGrown) continue;
+      const std::int32_t from = memory.tables[b].num_pages;
+      std::copy_n(batch.kv.indices.data() + batch.kv.indptr[b] + from, now.num_pages - from,
+                  plan.page_ids.data() + now.region + from);
     }
   }
   plan.rows.swap(old_rows);

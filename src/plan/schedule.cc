@@ -44,6 +44,7 @@ void Scheduler::make_units(const CostModel& cost, const PlanData& plan, std::spa
   sinks_ = sink_limit(plan.options);
   units_.clear();
   rows_.clear();
+  chunked_tiles_ = false;
   row_states_.assign(plan.rows.size(), 0);
   for (std::size_t i = 0; i < pieces.size(); ++i) add_piece(cost, plan, pieces[i], static_cast<std::int32_t>(i));
 }
@@ -109,6 +110,7 @@ void Scheduler::add_unit(const CostModel& cost, std::int32_t piece, std::int32_t
     if ((end - begin) * cost.token_bytes() > cost.cache_bytes() / 2) {
       unit.parts = (end - begin + cost.chunk_tokens() - 1) / cost.chunk_tokens();
     }
+    chunked_tiles_ = true;
   }
   units_.push_back(unit);
   for (std::int32_t j = 0; j < num_rows; ++j) ++row_states_[sz(rows_[sz(row_begin + j)])];  // at most: rows may see none of it
@@ -220,6 +222,27 @@ void Scheduler::emit(const CostModel& cost, std::span<const Piece> pieces, PlanD
   make_merges(plan);
 }
 
+/// What the rows of a part see of [begin, end).
+Scheduler::Sight Scheduler::look(const PlanData& plan, std::span<const std::int32_t> rows, std::int32_t begin,
+                                 std::int32_t end) const {
+  const bool fixed = plan.options.batch_invariant;
+  Sight sight{0, 0, end, begin, begin, end};
+  for (const std::int32_t r : rows) {
+    const RowRange& row = plan.rows[sz(r)];
+    const TokenSpan seen = visible_part(row, sinks_, begin, end);
+    if (seen.begin >= seen.end) continue;
+    ++sight.num_rows;
+    if (fixed && plan.memory->row_first[sz(r)] < begin) ++sight.num_later;
+    sight.begin = std::min(sight.begin, seen.begin);
+    sight.end = std::max(sight.end, seen.end);
+    sight.all_end = std::min(sight.all_end, row.hi);
+    // With sinks that reach the window, or the whole part, nothing is hidden before the window.
+    if (begin < sinks_ && (end <= sinks_ || row.lo <= sinks_)) continue;
+    sight.all_begin = std::max(sight.all_begin, row.lo);
+  }
+  return sight;
+}
+
 void Scheduler::make_drafts(const CostModel& cost, std::span<const Piece> pieces, PlanData& plan) {
   drafts_.clear();
   row_states_.assign(plan.rows.size(), 0);
@@ -231,8 +254,7 @@ void Scheduler::make_drafts(const CostModel& cost, std::span<const Piece> pieces
     const std::int32_t origin = fixed ? 0 : piece.origin;
     const std::int64_t tokens = unit.tok_end - unit.tok_begin;
     const std::span<const std::int32_t> rows(rows_.data() + unit.row_begin, sz(unit.num_rows));
-    const auto shared_rows = static_cast<std::int32_t>(plan.item_rows.size());
-    bool kept = false;  // the unit's rows are in plan.item_rows
+    std::int32_t kept = -1;  // where the unit's rows lie in plan.item_rows
     std::int32_t begin = unit.tok_begin;
     for (std::int32_t p = 1; p <= unit.parts && begin < unit.tok_end; ++p) {
       std::int32_t end = unit.tok_end;
@@ -241,56 +263,55 @@ void Scheduler::make_drafts(const CostModel& cost, std::span<const Piece> pieces
         end = origin + (even - origin) / grain * grain;
         if (end <= begin) continue;
       }
-      first_rows_.clear();
-      later_rows_.clear();
-      for (const std::int32_t r : rows) {
-        const TokenSpan seen = visible_part(plan.rows[sz(r)], sinks_, begin, end);
-        if (seen.begin >= seen.end) continue;
-        const bool later = fixed && plan.memory->row_first[sz(r)] < begin;
-        (later ? later_rows_ : first_rows_).push_back(r);
-      }
-      for (const bool later : {false, true}) {
-        const auto& list = later ? later_rows_ : first_rows_;
-        if (list.empty()) continue;
-        const bool all = list.size() == rows.size();
-        if (all && !kept) {
-          kept = true;
-          // Keep the list where it lies at `shared_rows`: nothing of this unit has been added before.
-          if (static_cast<std::int32_t>(plan.item_rows.size()) == shared_rows) {
-            plan.item_rows.insert(plan.item_rows.end(), rows.begin(), rows.end());
-          } else {
-            kept = false;
-          }
+      const Sight sight = look(plan, rows, begin, end);
+      if (sight.num_rows == unit.num_rows && (sight.num_later == 0 || sight.num_later == unit.num_rows)) {
+        if (kept < 0) kept = keep_rows(plan, rows);
+        add_draft(cost, plan, static_cast<std::int32_t>(u), sight, kept, unit.num_rows);
+      } else if (sight.num_rows > 0) {
+        split_rows(plan, rows, begin, end);
+        for (const auto* list : {&first_rows_, &later_rows_}) {
+          if (list->empty()) continue;
+          add_draft(cost, plan, static_cast<std::int32_t>(u), look(plan, *list, begin, end), keep_rows(plan, *list),
+                    static_cast<std::int32_t>(list->size()));
         }
-        add_draft(cost, plan, static_cast<std::int32_t>(u), begin, end, list, all && kept ? shared_rows : -1, later);
       }
       begin = end;
     }
   }
 }
 
-void Scheduler::add_draft(const CostModel& cost, PlanData& plan, std::int32_t unit_index, std::int32_t begin,
-                          std::int32_t end, std::span<const std::int32_t> rows, std::int32_t shared_rows, bool later) {
-  const Unit& unit = units_[sz(unit_index)];
-  // Trimmed to what these rows see.
-  std::int32_t from = end;
-  std::int32_t to = begin;
+std::int32_t Scheduler::keep_rows(PlanData& plan, std::span<const std::int32_t> rows) {
+  const auto at = static_cast<std::int32_t>(plan.item_rows.size());
+  plan.item_rows.insert(plan.item_rows.end(), rows.begin(), rows.end());
+  return at;
+}
+
+/// Those rows that see something of [begin, end): first_rows_ and, with earlier states in batch-invariant mode, later_rows_.
+void Scheduler::split_rows(const PlanData& plan, std::span<const std::int32_t> rows, std::int32_t begin,
+                           std::int32_t end) {
+  first_rows_.clear();
+  later_rows_.clear();
   for (const std::int32_t r : rows) {
     const TokenSpan seen = visible_part(plan.rows[sz(r)], sinks_, begin, end);
-    from = std::min(from, seen.begin);
-    to = std::max(to, seen.end);
-    ++row_states_[sz(r)];
+    if (seen.begin >= seen.end) continue;
+    const bool later = plan.options.batch_invariant && plan.memory->row_first[sz(r)] < begin;
+    (later ? later_rows_ : first_rows_).push_back(r);
   }
-  if (shared_rows < 0) {
-    shared_rows = static_cast<std::int32_t>(plan.item_rows.size());
-    plan.item_rows.insert(plan.item_rows.end(), rows.begin(), rows.end());
+}
+
+void Scheduler::add_draft(const CostModel& cost, const PlanData& plan, std::int32_t unit_index, const Sight& sight,
+                          std::int32_t row_begin, std::int32_t num_rows) {
+  const Unit& unit = units_[sz(unit_index)];
+  const std::int64_t tokens = sight.end - sight.begin;
+  Draft draft{unit_index, sight.begin, sight.end, row_begin, num_rows, sight.num_later > 0, -1, 1, 0, 0, 0};
+  if (draft.later) draft.num_states = (sight.end + grain_ - 1) / grain_ - sight.begin / grain_;
+  if (sight.all_begin < sight.all_end) {
+    draft.unmasked_begin = std::max(sight.all_begin, sight.begin) - sight.begin;
+    draft.unmasked_end = sight.all_end - sight.begin;
   }
-  std::int32_t states = 1;
-  if (later) states = (to + grain_ - 1) / grain_ - from / grain_;
-  const auto num_rows = static_cast<std::int32_t>(rows.size());
-  const std::int64_t item_cost =
-      (to - from) * unit.read_token_ps + cost.compute_ps(to - from, num_rows) + cost.item_ps(num_rows);
-  drafts_.push_back({unit_index, from, to, shared_rows, num_rows, later, -1, states, item_cost});
+  draft.cost = tokens * unit.read_token_ps + cost.compute_ps(tokens, num_rows) + cost.item_ps(num_rows);
+  drafts_.push_back(draft);
+  for (std::int32_t j = 0; j < num_rows; ++j) ++row_states_[sz(plan.item_rows[sz(row_begin + j)])];
 }
 
 void Scheduler::assign_slots(const CostModel& cost, PlanData& plan) {
@@ -312,23 +333,30 @@ void Scheduler::assign_slots(const CostModel& cost, PlanData& plan) {
 }
 
 void Scheduler::make_items(std::span<const Piece> pieces, PlanData& plan) {
+  // Longest first; drafts of equal cost in their order, but the tiles of one chunk one after the other.
   draft_order_.resize(drafts_.size());
   std::iota(draft_order_.begin(), draft_order_.end(), 0);
-  // Longest first; the tiles of one chunk one after the other.
-  std::ranges::sort(draft_order_, [&](std::int32_t i, std::int32_t j) {
-    const Draft& a = drafts_[sz(i)];
-    const Draft& b = drafts_[sz(j)];
-    if (a.cost != b.cost) return a.cost > b.cost;
-    const std::int32_t piece_a = units_[sz(a.unit)].piece;
-    const std::int32_t piece_b = units_[sz(b.unit)].piece;
-    if (piece_a != piece_b) return piece_a < piece_b;
-    return a.begin != b.begin ? a.begin < b.begin : i < j;
-  });
+  if (chunked_tiles_) {
+    std::ranges::sort(draft_order_, [&](std::int32_t i, std::int32_t j) {
+      const Draft& a = drafts_[sz(i)];
+      const Draft& b = drafts_[sz(j)];
+      const std::int32_t piece_a = units_[sz(a.unit)].piece;
+      const std::int32_t piece_b = units_[sz(b.unit)].piece;
+      if (piece_a != piece_b) return piece_a < piece_b;
+      return a.begin != b.begin ? a.begin < b.begin : i < j;
+    });
+  }
+  by_cost_.clear();
+  for (std::size_t rank = 0; rank < draft_order_.size(); ++rank) {
+    by_cost_.emplace_back(-drafts_[sz(draft_order_[rank])].cost, static_cast<std::int32_t>(rank));
+  }
+  std::ranges::sort(by_cost_);
   plan.items.clear();
   plan.max_item_rows = 0;
+  plan.items.reserve(drafts_.size() * sz(head_parts_));
   const std::int32_t heads = plan.shape.num_kv_heads;
-  for (const std::int32_t i : draft_order_) {
-    const Draft& draft = drafts_[sz(i)];
+  for (const auto& [minus_cost, rank] : by_cost_) {
+    const Draft& draft = drafts_[sz(draft_order_[sz(rank)])];
     const Piece& piece = pieces[sz(units_[sz(draft.unit)].piece)];
     const std::int32_t page_size = plan.page_size[sz(piece.view)];
     WorkItem item;
@@ -341,20 +369,8 @@ void Scheduler::make_items(std::span<const Piece> pieces, PlanData& plan) {
     item.partial_begin = draft.partial_begin;
     item.num_states = draft.num_states;
     item.view = piece.view;
-    std::int32_t from = draft.begin;
-    std::int32_t to = draft.end;
-    for (std::int32_t j = 0; j < draft.num_rows; ++j) {
-      const RowRange& row = plan.rows[sz(plan.item_rows[sz(draft.row_begin + j)])];
-      to = std::min(to, row.hi);
-      // With sinks that reach the window, or the whole item, there is no hole.
-      const bool sinks_only = draft.end <= sinks_ || row.lo <= sinks_;
-      if (draft.begin < sinks_ && sinks_only) continue;
-      from = std::max(from, row.lo);
-    }
-    if (from < to) {
-      item.unmasked_begin = from - draft.begin;
-      item.unmasked_end = to - draft.begin;
-    }
+    item.unmasked_begin = draft.unmasked_begin;
+    item.unmasked_end = draft.unmasked_end;
     item.cost_ps = draft.cost / head_parts_;
     for (std::int32_t h = 0; h < head_parts_; ++h) {
       item.kv_head_begin = static_cast<std::int16_t>(heads / head_parts_ * h);
@@ -365,47 +381,51 @@ void Scheduler::make_items(std::span<const Piece> pieces, PlanData& plan) {
   }
 }
 
+/// Calls visit(row, position, slot) for every partial state that some row has.
+template <class Visit>
+void Scheduler::for_states(const PlanData& plan, Visit&& visit) const {
+  for (const Draft& draft : drafts_) {
+    if (draft.partial_begin < 0) continue;
+    const std::int32_t* rows = plan.item_rows.data() + draft.row_begin;
+    for (std::int32_t s = 0; s < draft.num_states; ++s) {
+      const std::int32_t slot = draft.partial_begin + s * draft.num_rows;
+      const std::int32_t chunk = draft.later ? (draft.begin / grain_ + s) * grain_ : draft.begin;
+      const std::int32_t begin = std::max(chunk, draft.begin);
+      for (std::int32_t j = 0; j < draft.num_rows; ++j) {
+        if (draft.later) {
+          // Chunks of which the row sees nothing have no state.
+          const std::int32_t end = std::min(chunk + grain_, draft.end);
+          const TokenSpan seen = visible_part(plan.rows[sz(rows[j])], sinks_, begin, end);
+          if (seen.begin >= seen.end) continue;
+        }
+        visit(rows[j], begin, slot + j);
+      }
+    }
+  }
+}
+
 void Scheduler::make_merges(PlanData& plan) {
   const std::size_t num_rows = plan.rows.size();
   plan.merge_rows.clear();
   plan.merge_indptr.assign(1, 0);
   plan.merge_slots.clear();
   plan.empty_rows.clear();
-  state_indptr_.assign(num_rows + 1, 0);
-  for (const Draft& draft : drafts_) {
-    if (draft.partial_begin < 0) continue;
-    for (std::int32_t j = 0; j < draft.num_rows; ++j) ++state_indptr_[sz(plan.item_rows[sz(draft.row_begin + j)]) + 1];
-  }
+  state_indptr_.assign(num_rows + 2, 0);
+  for_states(plan, [&](std::int32_t row, std::int32_t, std::int32_t) { ++state_indptr_[sz(row) + 2]; });
   std::partial_sum(state_indptr_.begin(), state_indptr_.end(), state_indptr_.begin());
   states_.resize(sz(state_indptr_.back()));
-  std::vector<std::int32_t>& next = later_rows_;
-  next.assign(state_indptr_.begin(), state_indptr_.end());
-  for (std::size_t d = 0; d < drafts_.size(); ++d) {
-    const Draft& draft = drafts_[d];
-    if (draft.partial_begin < 0) continue;
-    for (std::int32_t j = 0; j < draft.num_rows; ++j) {
-      states_[sz(next[sz(plan.item_rows[sz(draft.row_begin + j)])]++)] = {static_cast<std::int32_t>(d), j};
-    }
-  }
+  for_states(plan, [&](std::int32_t row, std::int32_t position, std::int32_t slot) {
+    states_[sz(state_indptr_[sz(row) + 1]++)] = {position, slot};
+  });
+  // Now state_indptr_[r] is where the states of row r begin.
+  plan.merge_slots.reserve(states_.size());
   for (std::size_t r = 0; r < num_rows; ++r) {
     if (row_states_[r] == 0) plan.empty_rows.push_back(static_cast<std::int32_t>(r));
     const auto begin = states_.begin() + state_indptr_[r];
     const auto end = states_.begin() + state_indptr_[r + 1];
     if (begin == end) continue;
-    std::sort(begin, end, [&](const auto& a, const auto& b) { return drafts_[sz(a.first)].begin < drafts_[sz(b.first)].begin; });
-    for (auto it = begin; it != end; ++it) {
-      const Draft& draft = drafts_[sz(it->first)];
-      for (std::int32_t s = 0; s < draft.num_states; ++s) {
-        if (draft.later) {
-          // Chunks of which the row sees nothing have no state.
-          const std::int32_t chunk = (draft.begin / grain_ + s) * grain_;
-          const TokenSpan seen = visible_part(plan.rows[r], sinks_, std::max(chunk, draft.begin),
-                                              std::min(chunk + grain_, draft.end));
-          if (seen.begin >= seen.end) continue;
-        }
-        plan.merge_slots.push_back(draft.partial_begin + s * draft.num_rows + it->second);
-      }
-    }
+    if (!std::is_sorted(begin, end)) std::sort(begin, end);
+    for (auto it = begin; it != end; ++it) plan.merge_slots.push_back(it->second);
     plan.merge_rows.push_back(static_cast<std::int32_t>(r));
     plan.merge_indptr.push_back(static_cast<std::int32_t>(plan.merge_slots.size()));
   }

@@ -49,7 +49,17 @@ class Scheduler {
     bool later;  ///< batch-invariant mode: its rows have earlier states
     std::int32_t partial_begin;
     std::int32_t num_states;
+    std::int32_t unmasked_begin;  ///< relative to begin
+    std::int32_t unmasked_end;
     std::int64_t cost;
+  };
+  struct Sight {
+    std::int32_t num_rows;   ///< rows that see something
+    std::int32_t num_later;  ///< of those, rows that also see something earlier (batch-invariant mode)
+    std::int32_t begin;      ///< seen by some row
+    std::int32_t end;
+    std::int32_t all_begin;  ///< seen by all of them
+    std::int32_t all_end;
   };
 
   void make_units(const CostModel& cost, const PlanData& plan, std::span<const Piece> pieces);
@@ -64,16 +74,23 @@ class Scheduler {
   [[nodiscard]] std::int64_t part_cost(const CostModel& cost, const Unit& unit, std::int32_t parts) const;
   std::int64_t makespan(const CostModel& cost, std::int64_t limit);
   void make_drafts(const CostModel& cost, std::span<const Piece> pieces, PlanData& plan);
-  void add_draft(const CostModel& cost, PlanData& plan, std::int32_t unit, std::int32_t begin, std::int32_t end,
-                 std::span<const std::int32_t> rows, std::int32_t shared_rows, bool later);
+  [[nodiscard]] Sight look(const PlanData& plan, std::span<const std::int32_t> rows, std::int32_t begin,
+                           std::int32_t end) const;
+  static std::int32_t keep_rows(PlanData& plan, std::span<const std::int32_t> rows);
+  void split_rows(const PlanData& plan, std::span<const std::int32_t> rows, std::int32_t begin, std::int32_t end);
+  void add_draft(const CostModel& cost, const PlanData& plan, std::int32_t unit_index, const Sight& sight,
+                 std::int32_t row_begin, std::int32_t num_rows);
   void assign_slots(const CostModel& cost, PlanData& plan);
   void make_items(std::span<const Piece> pieces, PlanData& plan);
+  template <class Visit>
+  void for_states(const PlanData& plan, Visit&& visit) const;
   void make_merges(PlanData& plan);
 
   std::int32_t sinks_ = 0;
   std::int32_t grain_ = 1;  ///< parts are cut at multiples of this many tokens ...
   std::int32_t least_ = 1;  ///< ... and hold at least about so many
   std::int32_t head_parts_ = 1;
+  bool chunked_tiles_ = false;  ///< some piece has several row tiles
   std::vector<Unit> units_;
   std::vector<std::int32_t> rows_;
   std::vector<std::pair<std::int32_t, std::int32_t>> seen_;  ///< visible intervals of a tile's rows
@@ -85,7 +102,7 @@ class Scheduler {
   std::vector<std::int32_t> later_rows_;
   std::vector<std::int32_t> draft_order_;
   std::vector<std::int32_t> state_indptr_;
-  std::vector<std::pair<std::int32_t, std::int32_t>> states_;  ///< (draft, row within it) of each row
+  std::vector<std::pair<std::int32_t, std::int32_t>> states_;  ///< (position, slot) of each row
 };
 
 }  // namespace headwater::detail

@@ -11,6 +11,8 @@ namespace headwater::detail {
 namespace {
 
 constexpr std::int64_t kMaxPosition = std::numeric_limits<std::int32_t>::max() / 2;
+constexpr std::int32_t kMaxRows = 1 << 24;
+constexpr std::int32_t kMaxWorkers = 65'536;
 
 std::string str(std::int64_t v) {
   return std::to_string(v);
@@ -90,8 +92,17 @@ void check_position(std::int64_t tokens, const std::string& where) {
   }
 }
 
+/// Query row offsets. The limit on their number keeps a plan's memory in bounds whatever the input.
+void check_row_indptr(std::span<const std::int32_t> indptr, const std::string& name) {
+  check_indptr(indptr, name);
+  if (indptr.back() > kMaxRows) {
+    throw Error(ErrorCode::unsupported, at(name, indptr.size() - 1) + " = " + str(indptr.back()) +
+                                            " rows, expected at most " + str(kMaxRows));
+  }
+}
+
 void check_requests(const Batch& batch) {
-  check_indptr(batch.qo_indptr, "qo_indptr");
+  check_row_indptr(batch.qo_indptr, "qo_indptr");
   const std::size_t n = batch.qo_indptr.size() - 1;
   check_table(batch.kv, n, "qo_indptr has", "");
   if (!batch.kv_start_page.empty() && batch.kv_start_page.size() != n) {
@@ -134,12 +145,12 @@ void check_levels(const Batch& batch) {
     bad_argument("levels and a page table (kv, kv_start_page, first_page_offset) are both given, expected one of them");
   }
   const auto& requests = batch.levels.back().qo_indptr;
-  check_indptr(requests, at("levels", batch.levels.size() - 1) + ".qo_indptr");
+  check_row_indptr(requests, at("levels", batch.levels.size() - 1) + ".qo_indptr");
   std::int64_t tokens = 0;
   for (std::size_t l = 0; l < batch.levels.size(); ++l) {
     const Level& level = batch.levels[l];
     const std::string prefix = at("levels", l) + ".";
-    check_indptr(level.qo_indptr, prefix + "qo_indptr");
+    check_row_indptr(level.qo_indptr, prefix + "qo_indptr");
     check_table(level.kv, level.qo_indptr.size() - 1, prefix + "qo_indptr has", prefix);
     if (level.qo_indptr.back() != requests.back()) {
       bad_table(prefix + "qo_indptr ends at " + str(level.qo_indptr.back()) + ", expected " + str(requests.back()) +
@@ -163,7 +174,7 @@ void check_levels(const Batch& batch) {
 }  // namespace
 
 void check_model(const DeviceModel& m) {
-  check_positive("model.num_workers", m.num_workers, 65'536);
+  check_positive("model.num_workers", m.num_workers, kMaxWorkers);
   check_positive("model.max_tile_rows", m.max_tile_rows, 1 << 20);
   check_positive("model.chunk_tokens", m.chunk_tokens, 1 << 30);
   check_not_negative("model.memory_ps_per_kib", m.memory_ps_per_kib);
@@ -208,7 +219,9 @@ void check_options(const PlanOptions& o) {
   if (o.window_left < -1) bad_argument("window_left = " + str(o.window_left) + ", expected at least -1");
   check_not_negative("local_chunk", o.local_chunk);
   check_not_negative("num_sink_tokens", o.num_sink_tokens);
-  check_not_negative("num_workers", o.num_workers);
+  if (o.num_workers < 0 || o.num_workers > kMaxWorkers) {
+    bad_argument("num_workers = " + str(o.num_workers) + ", expected 0.." + str(kMaxWorkers));
+  }
   if (!std::isfinite(o.sm_scale) || o.sm_scale < 0.0F) {
     bad_argument("sm_scale = " + std::to_string(o.sm_scale) + ", expected a finite number, at least 0");
   }
