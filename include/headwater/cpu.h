@@ -23,17 +23,17 @@ struct Workspace {
 
 /// Tensors of one attention call. R = rows of the plan, Hq and Hkv heads, Dqk and Dvo head sizes.
 struct RunArgs {
-  ConstRowsView q;                          ///< [R, Hq, Dqk], the shape's q_dtype
-  std::span<const KvCache> kv;              ///< one cache; with explicit levels one per level
-  RowsView out;                             ///< [R, Hq, Dvo], the shape's out_dtype
-  LseView lse;                              ///< [R, Hq] fp32; data = nullptr: not wanted
-  const float* alibi_slopes = nullptr;      ///< [Hq], with options.alibi
-  const float* sinks = nullptr;             ///< [Hq] natural-log logits, with options.sinks
-  bool include_sink = true;                 ///< false: leave the learned sinks out (this range is merged elsewhere)
-  Scale k_scale;                            ///< multiplies k
-  Scale v_scale;                            ///< multiplies v
+  ConstRowsView q;                      ///< [R, Hq, Dqk], the shape's q_dtype
+  std::span<const KvCache> kv;          ///< one cache; with explicit levels one per level
+  RowsView out;                         ///< [R, Hq, Dvo], the shape's out_dtype
+  LseView lse;                          ///< [R, Hq] fp32; data = nullptr: not wanted
+  const float* alibi_slopes = nullptr;  ///< [Hq], with options.alibi
+  const float* sinks = nullptr;         ///< [Hq] natural-log logits, with options.sinks
+  bool include_sink = true;             ///< false: leave the learned sinks out (this range is merged elsewhere)
+  Scale k_scale;                        ///< multiplies k
+  Scale v_scale;                        ///< multiplies v
   Workspace workspace;
-  std::optional<Isa> isa;                   ///< force a level; default: detect_isa()
+  std::optional<Isa> isa;  ///< force a level; default: detect_isa()
 };
 
 /// What a run did.
@@ -58,9 +58,9 @@ RunOutcome run(const Plan& plan, const RunArgs& args, Executor& executor);
 void merge_states(ConstRowsView v_in, ConstLseView lse_in, std::span<const std::int32_t> o_indptr, int num_heads,
                   int head_dim, RowsView v_out, LseView lse_out, Executor& executor);
 
-/// Writes new keys and values. Row r (of R) goes to slot `token_slots[r] = page * page_size + offset`; a negative slot is
-/// skipped. k [R, Hkv, Dqk], v [R, Hkv, Dvo], f32, f16 or bf16, converted to the cache's type (f8e4m3: divided by the
-/// scale first, saturated to +-448).
+/// Writes new keys and values. Row r (of R) goes to slot `token_slots[r] = page * page_size + offset`; a negative slot
+/// is skipped. k [R, Hkv, Dqk], v [R, Hkv, Dvo], f32, f16 or bf16, converted to the cache's type (f8e4m3: divided by
+/// the scale first, saturated to +-448).
 void append_kv(const KvCache& cache, ConstRowsView k, ConstRowsView v, std::span<const std::int64_t> token_slots,
                int num_kv_heads, int head_dim_qk, int head_dim_vo, Scale k_scale, Scale v_scale, Executor& executor);
 

@@ -20,19 +20,19 @@ struct ComputeModel {
 
 struct DeviceModel {
   std::int32_t num_workers = 2;
-  bool has_dot16 = true;  ///< bf16 q on bf16 KV uses `dot16`; everything else uses `fma32`
+  bool has_dot16 = true;                    ///< bf16 q on bf16 KV uses `dot16`; everything else uses `fma32`
   std::int64_t memory_ps_per_kib = 28'000;  ///< reading KV from memory, all workers together
   std::int64_t worker_ps_per_kib = 40'000;  ///< the same by one worker while the others are idle
-  std::int64_t cache_ps_per_kib = 7'000;    ///< re-reading KV that the last-level cache still holds, all workers together
-  std::int64_t cache_bytes = 16LL << 20;    ///< KV that survives in the last-level cache between reads
-  std::int64_t item_ps = 1'500'000;         ///< fixed cost of a work item
-  std::int64_t item_row_ps = 150'000;       ///< fixed cost of one query row (all heads) in an item: gather q, close state
-  std::int64_t partial_ps_per_kib = 60'000; ///< writing and merging one KiB of partial state
-  std::int64_t launch_ps = 4'000'000;       ///< fixed cost of a run; a merge phase costs another
-  std::int32_t max_tile_rows = 128;         ///< stacked rows (rows x group_size) of a work item
-  std::int32_t chunk_tokens = 1'024;        ///< tokens of an item where several row tiles read one span in turn
-  ComputeModel dot16;                                       ///< products on 16-bit operands (bf16 dot instructions)
-  ComputeModel fma32{5'500, 11'000, 4'660, 16, 12};         ///< products in fp32, KV converted on load
+  std::int64_t cache_ps_per_kib = 7'000;  ///< re-reading KV that the last-level cache still holds, all workers together
+  std::int64_t cache_bytes = 16LL << 20;  ///< KV that survives in the last-level cache between reads
+  std::int64_t item_ps = 1'500'000;       ///< fixed cost of a work item
+  std::int64_t item_row_ps = 150'000;     ///< fixed cost of one query row (all heads) in an item: gather q, close state
+  std::int64_t partial_ps_per_kib = 60'000;  ///< writing and merging one KiB of partial state
+  std::int64_t launch_ps = 4'000'000;        ///< fixed cost of a run; a merge phase costs another
+  std::int32_t max_tile_rows = 128;          ///< stacked rows (rows x group_size) of a work item
+  std::int32_t chunk_tokens = 1'024;         ///< tokens of an item where several row tiles read one span in turn
+  ComputeModel dot16;                        ///< products on 16-bit operands (bf16 dot instructions)
+  ComputeModel fma32{5'500, 11'000, 4'660, 16, 12};  ///< products in fp32, KV converted on load
 
   /// The shipped constants (those of DeviceModel{}) for the processor this runs on.
   [[nodiscard]] static DeviceModel default_cpu();

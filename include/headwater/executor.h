@@ -23,8 +23,9 @@ class SerialExecutor final : public Executor {
   void parallel(void (*task)(void* context, int worker) noexcept, void* context) override { task(context, 0); }
 };
 
-/// A small pool: the calling thread is worker 0. Idle workers spin for about half a millisecond, then sleep (waking from
-/// sleep costs tens of microseconds). parallel() must not be called from two threads at once.
+/// A small pool of num_workers - 1 threads and the caller. Idle threads spin for about half a millisecond, then sleep;
+/// what a sleeping thread is too late for, the others do. A call from inside a task, or while another thread is in
+/// parallel(), runs on its caller alone.
 class ThreadPool final : public Executor {
  public:
   /// num_workers = 0: as many as the calling thread's affinity mask has processors.

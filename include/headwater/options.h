@@ -12,7 +12,7 @@ namespace headwater {
 /// Heads, head sizes and types. The same for every layer that a plan serves.
 struct AttentionShape {
   int num_qo_heads = 32;
-  int num_kv_heads = 8;   ///< divides num_qo_heads; query head h reads KV head h / (num_qo_heads / num_kv_heads)
+  int num_kv_heads = 8;  ///< divides num_qo_heads; query head h reads KV head h / (num_qo_heads / num_kv_heads)
   int head_dim_qk = 128;
   int head_dim_vo = 128;
   DType q_dtype = DType::bf16;
@@ -67,8 +67,7 @@ struct PlanOptions {
   /// `base` with HEADWATER_CASCADE_ATTENTION, HEADWATER_CASCADE_MIN_SHARED_PAGES and HEADWATER_CASCADE_MIN_MEMBERS
   /// applied. `lookup` returns a variable's value or nullptr (std::getenv, or a test's table). A value that cannot be
   /// read as documented leaves the field as it is in `base`.
-  [[nodiscard]] static PlanOptions from_env(const std::function<const char*(const char*)>& lookup,
-                                            PlanOptions base);
+  [[nodiscard]] static PlanOptions from_env(const std::function<const char*(const char*)>& lookup, PlanOptions base);
 };
 
 }  // namespace headwater

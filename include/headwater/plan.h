@@ -24,16 +24,16 @@ struct PlanStats {
   std::int64_t num_requests = 0;
   std::int64_t num_rows = 0;
   std::int64_t num_items = 0;
-  std::int64_t num_partials = 0;      ///< partial rows, each [num_qo_heads, head_dim_vo] fp32 + LSE
-  std::int64_t num_spans = 0;         ///< spans split off for two or more requests
-  std::int64_t shared_tokens = 0;     ///< summed over spans
-  std::int64_t member_sequences = 0;  ///< summed over spans
-  std::int64_t kv_bytes_unique = 0;   ///< every distinct visible page slot once
-  std::int64_t kv_bytes_flat = 0;     ///< what the flat path reads
-  std::int64_t kv_bytes_read = 0;     ///< what this plan reads: summed over items, once per item
-  std::int64_t flops = 0;             ///< 2 * (head_dim_qk + head_dim_vo) * Hq * visible (row, key) pairs
-  std::int64_t predicted_ps = 0;      ///< predicted time of one layer, picoseconds
-  std::int64_t predicted_flat_ps = 0; ///< the same for the flat plan
+  std::int64_t num_partials = 0;       ///< partial rows, each [num_qo_heads, head_dim_vo] fp32 + LSE
+  std::int64_t num_spans = 0;          ///< spans split off for two or more requests
+  std::int64_t shared_tokens = 0;      ///< summed over spans
+  std::int64_t member_sequences = 0;   ///< summed over spans
+  std::int64_t kv_bytes_unique = 0;    ///< every distinct visible page slot once
+  std::int64_t kv_bytes_flat = 0;      ///< what the flat path reads
+  std::int64_t kv_bytes_read = 0;      ///< what this plan reads: summed over items, once per item
+  std::int64_t flops = 0;              ///< 2 * (head_dim_qk + head_dim_vo) * Hq * visible (row, key) pairs
+  std::int64_t predicted_ps = 0;       ///< predicted time of one layer, picoseconds
+  std::int64_t predicted_flat_ps = 0;  ///< the same for the flat plan
 };
 
 namespace detail {
@@ -82,8 +82,8 @@ class Planner {
   [[nodiscard]] Plan plan(const AttentionShape& shape, const Batch& batch, const PlanOptions& options);
 
   /// Makes `plan` what plan(shape, batch, options) would be, byte for byte, with the shape and options it was made
-  /// with. With `changes` only what it lists is looked at (debug builds verify it against the whole table); without, the
-  /// tables are compared. On error the plan is as it was.
+  /// with. With `changes` only what it lists is looked at (debug builds verify it against the whole table); without,
+  /// the tables are compared. On error the plan is as it was.
   void update(Plan& plan, const Batch& batch, const Changes* changes = nullptr);
 
   [[nodiscard]] const DeviceModel& model() const noexcept;

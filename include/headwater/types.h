@@ -18,10 +18,14 @@ enum class DType : std::uint8_t {
 /// Bytes of one element.
 [[nodiscard]] constexpr std::size_t size_of(DType t) noexcept {
   switch (t) {
-    case DType::f32: return 4;
-    case DType::f16: return 2;
-    case DType::bf16: return 2;
-    case DType::f8e4m3: return 1;
+    case DType::f32:
+      return 4;
+    case DType::f16:
+      return 2;
+    case DType::bf16:
+      return 2;
+    case DType::f8e4m3:
+      return 1;
   }
   return 0;
 }

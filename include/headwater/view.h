@@ -9,7 +9,8 @@
 namespace headwater {
 
 /// One side (K or V) of a paged KV cache.
-/// Element (page, token, kv_head, d) lies at data + page * page_stride + token * token_stride + kv_head * head_stride + d.
+/// Element (page, token, kv_head, d) lies at data + page * page_stride + token * token_stride + kv_head * head_stride +
+/// d.
 ///   NHD [pages, page_size, Hkv, D]: token_stride = Hkv * D, head_stride = D.
 ///   HND [pages, Hkv, page_size, D]: token_stride = D, head_stride = page_size * D.
 struct PagedTensor {
