@@ -58,12 +58,16 @@ class FewRows {
     const char* v[kFewKeys];
   };
 
-  /// Cache lines to ask for, at KV head 0; taken a few at a time between products, so that they never queue up in front
-  /// of the loads that are needed now.
+  /// Cache lines of the next tile to ask for during one KV head of this one, the first head's; taken a few at a time
+  /// between products, so that they never queue up in front of the loads that are needed now. Where the heads of a
+  /// token are neighbours (NHD) each head's turn asks for a run of whole tokens: memory then sees one sequential
+  /// stream.
   struct Lines {
     const char* at[2 * kFewKeys * kMaxRowLines];
     int num_k = 0;
     int num = 0;
+    std::int64_t k_step = 0;  ///< bytes from one head's lines to the next one's
+    std::int64_t v_step = 0;
   };
 
   std::int64_t q_size() const noexcept { return std::int64_t{key_steps_} * kParts * kL; }
@@ -83,7 +87,7 @@ class FewRows {
       const Tile& tile = tiles_[current];
       Tile& next = tiles_[current ^ 1];
       fill(next, t + kFewKeys);
-      list_lines(next);
+      list_lines(next, first_head, heads);
       masked_ = t < view_.item.unmasked_begin || t + tile.count > view_.item.unmasked_end || tile.count < kFewKeys;
       for (int slot = 0; slot < heads; ++slot) {
         run_tile(first_head + slot, slot, tile, (first_head + slot) * k_step, (first_head + slot) * v_step);
@@ -127,6 +131,8 @@ class FewRows {
 
   [[gnu::noinline]] void run_tile(int head, int slot, const Tile& tile, std::int64_t k_at, std::int64_t v_at) noexcept {
     cursor_ = 0;
+    k_ahead_ = slot * lines_.k_step;
+    v_ahead_ = slot * lines_.v_step;
     int row = 0;
     while (row < rows_) {
       const int left = rows_ - row;
@@ -144,13 +150,13 @@ class FewRows {
     if (Span::kDot || masked_ || special_) transform_scores(head, tile);
     if (!softmax(slot)) return;  // what was not asked for comes late, not wrong
 
-    for (; cursor_ < lines_.num_k; ++cursor_) V::prefetch_far(lines_.at[cursor_] + k_at);
+    for (; cursor_ < lines_.num_k; ++cursor_) V::prefetch_far(lines_.at[cursor_] + k_ahead_);
     row = 0;
     for (; rows_ - row >= 4; row += 4) add_values<4>(slot, row, tile, v_at);
     if (rows_ - row == 3) add_values<3>(slot, row, tile, v_at);
     if (rows_ - row == 2) add_values<2>(slot, row, tile, v_at);
     if (rows_ - row == 1) add_values<1>(slot, row, tile, v_at);
-    for (; cursor_ < lines_.num; ++cursor_) V::prefetch_far(lines_.at[cursor_] + v_at);
+    for (; cursor_ < lines_.num; ++cursor_) V::prefetch_far(lines_.at[cursor_] + v_ahead_);
   }
 
   /// Raw scores of NR rows with the tile's keys, NK at a time, to scores_[row][key].
@@ -169,7 +175,7 @@ class FewRows {
       }
       const float* qs = q;
       for (int s = 0, left = view_.p.head_dim_qk; s < key_steps_; ++s, left -= kElements, qs += kParts * kL) {
-        prefetch_k<(NK * kStepBytes >= 64 ? NK * kStepBytes / 64 : 1)>(k_at);
+        prefetch_k<(NK * kStepBytes >= 64 ? NK * kStepBytes / 64 : 1)>();
         F x[NK][kParts];
 #pragma GCC unroll 4
         for (int i = 0; i < NK; ++i) Span::load_key(k[i] + std::int64_t{s} * kStepBytes, left, x[i]);
@@ -196,32 +202,43 @@ class FewRows {
   }
 
   /// The lines of a tile: all of K, then all of V.
-  void list_lines(const Tile& tile) noexcept {
-    const int k_bytes = view_.p.head_dim_qk * Span::kElementBytes;
-    const int v_bytes = view_.p.head_dim_vo * Span::kElementBytes;
-    int n = 0;
-    for (int i = 0; i < tile.count; ++i) {
-      for (int at = 0; at < k_bytes; at += 64) lines_.at[n++] = tile.k[i] + at;
-    }
-    lines_.num_k = n;
-    for (int i = 0; i < tile.count; ++i) {
-      for (int at = 0; at < v_bytes; at += 64) lines_.at[n++] = tile.v[i] + at;
-    }
-    lines_.num = n;
+  void list_lines(const Tile& tile, int first_head, int heads) noexcept {
+    lines_.num = 0;
+    lines_.k_step = list_tensor(tile.k, tile.count, view_.kv.k, view_.p.head_dim_qk, first_head, heads);
+    lines_.num_k = lines_.num;
+    lines_.v_step = list_tensor(tile.v, tile.count, view_.kv.v, view_.p.head_dim_vo, first_head, heads);
   }
 
+  /// Appends the lines of one tensor; returns the bytes from one head's to the next one's.
+  std::int64_t list_tensor(const char* const* rows, int count, const PagedTensor& tensor, int dim, int first_head,
+                           int heads) noexcept {
+    const std::int64_t head_bytes = tensor.head_stride * Span::kElementBytes;
+    const std::int64_t token_bytes = tensor.token_stride * Span::kElementBytes;
+    const int tokens = (kFewKeys + heads - 1) / heads;
+    const bool one_page = count == kFewKeys && rows[kFewKeys - 1] - rows[0] == (kFewKeys - 1) * token_bytes;
+    const bool whole_tokens = heads > 1 && tensor.head_stride == dim && one_page &&
+                              tokens * heads * (dim * Span::kElementBytes / 64 + 1) <= kFewKeys * kMaxRowLines;
+    const int num_rows = whole_tokens ? tokens : count;
+    const int bytes = dim * Span::kElementBytes * (whole_tokens ? heads : 1);
+    for (int i = 0; i < num_rows; ++i) {
+      for (int at = 0; at < bytes; at += 64) lines_.at[lines_.num++] = rows[i] + first_head * head_bytes + at;
+    }
+    return whole_tokens ? tokens * token_bytes : head_bytes;
+  }
+
+  /// Asks for N more lines of K, or of V.
   template <int N>
-  [[gnu::always_inline]] void prefetch_k(std::int64_t k_at) noexcept {
+  [[gnu::always_inline]] void prefetch_k() noexcept {
     if (cursor_ + N > lines_.num_k) return;
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) V::prefetch_far(lines_.at[cursor_ + i] + k_at);
+    for (int i = 0; i < N; ++i) V::prefetch_far(lines_.at[cursor_ + i] + k_ahead_);
     cursor_ += N;
   }
   template <int N>
-  [[gnu::always_inline]] void prefetch_v(std::int64_t v_at) noexcept {
+  [[gnu::always_inline]] void prefetch_v() noexcept {
     if (cursor_ + N > lines_.num) return;
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) V::prefetch_far(lines_.at[cursor_ + i] + v_at);
+    for (int i = 0; i < N; ++i) V::prefetch_far(lines_.at[cursor_ + i] + v_ahead_);
     cursor_ += N;
   }
 
@@ -325,7 +342,7 @@ class FewRows {
     const int left = view_.p.head_dim_vo - step * kElements;
     const float* weights = scores_ + row * kTileKeys;
     for (int key = 0; key < kFewKeys; key += Span::kKeys) {
-      prefetch_v<(NS * kStepBytes * Span::kKeys >= 64 ? NS * kStepBytes * Span::kKeys / 64 : 1)>(v_at);
+      prefetch_v<(NS * kStepBytes * Span::kKeys >= 64 ? NS * kStepBytes * Span::kKeys / 64 : 1)>();
       F weight[NR];
 #pragma GCC unroll 4
       for (int r = 0; r < NR; ++r) weight[r] = V::broadcast(weights + r * kTileKeys + key / Span::kKeys);
@@ -395,6 +412,8 @@ class FewRows {
   bool masked_ = false;
   alignas(64) float alpha_[kRowPad];
   int cursor_ = 0;  ///< in lines_
+  std::int64_t k_ahead_ = 0;
+  std::int64_t v_ahead_ = 0;
   Tile tiles_[2];
   Lines lines_;  ///< of the next tile
 };

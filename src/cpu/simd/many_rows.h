@@ -11,6 +11,7 @@
 
 #include "cpu/scratch.h"
 #include "cpu/simd/item_view.h"
+#include "cpu/simd/narrow.h"
 #include "cpu/simd/product.h"
 
 namespace headwater::cpu::simd {
@@ -21,6 +22,8 @@ class ManyRows {
   static constexpr int kL = V::kLanes;
   static constexpr int kMaxVectors = V::kRegisters == 16 ? 2 : 4;
   static constexpr bool kDot = Arith::kPerUnit == 2;
+  /// Keys of a tile: a tile converted to fp32 should fit L1 beside a block of Q.
+  static constexpr int kTile = kDot ? kTileKeys : kTileKeys / 2;
   static constexpr bool kKeysInPlace = kDot || Kv == DType::f32;
   static constexpr int kExpDegree = kDot ? 4 : 5;
 
@@ -32,8 +35,8 @@ class ManyRows {
     int begin = 0;  ///< slots [begin, end) hold tokens
     int end = 0;
     std::int32_t pos = 0;  ///< position of slot 0
-    const char* k[kTileKeys];
-    const char* v[kTileKeys];
+    const char* k[kTile];
+    const char* v[kTile];
   };
 
  public:
@@ -62,6 +65,9 @@ class ManyRows {
     pos_ = hi_ + rows_;
     split_qk_ = kSplit && p.head_dim_qk % (2 * kL) == 0;
     split_vo_ = kSplit && p.head_dim_vo % (2 * kL) == 0;
+    one_block_ = rows_ <= kMaxVectors * kL && (rows_ & (rows_ - 1)) == 0;
+    if (one_block_ && !kKeysInPlace) k_tile_ = v_tile_ = p.head_dim_qk > dvo_ ? k_tile_ : v_tile_;
+    narrow_ = p.batch_invariant && view_.num_rows <= Narrow<V, Arith>::kMaxRows;
     special_ = p.logits_soft_cap > 0.0F || p.alibi_slopes != nullptr;
   }
 
@@ -95,9 +101,9 @@ class ManyRows {
   void fill(Tile& tile, int head, std::int32_t pos) const noexcept {
     const std::int32_t origin = view_.p.batch_invariant ? chunk_begin(pos) : view_.item.pos_begin;
     const std::int32_t end = state_end(pos);
-    tile.pos = pos - (pos - origin) % kTileKeys;
+    tile.pos = pos - (pos - origin) % kTile;
     tile.begin = pos - tile.pos;
-    tile.end = end - tile.pos < kTileKeys ? end - tile.pos : kTileKeys;
+    tile.end = end - tile.pos < kTile ? end - tile.pos : kTile;
     view_.locate(pos - view_.item.pos_begin, tile.end - tile.begin, head, tile.k + tile.begin, tile.v + tile.begin);
   }
 
@@ -155,7 +161,7 @@ class ManyRows {
     const int t = tile.pos - view_.item.pos_begin;
     masked_ = t + tile.begin < view_.item.unmasked_begin || t + tile.end > view_.item.unmasked_end;
     prepare_keys(tile);
-    prepare_values(tile);
+    if (!one_block_) prepare_values(tile);
     prefetched_ = next.begin;
     for_row_blocks([&]<int NV>(int row) { run_block<NV>(row, tile, next); });
     current_ ^= 1;
@@ -222,10 +228,43 @@ class ManyRows {
   [[gnu::noinline]] void run_block(int row, const Tile& tile, const Tile& next) noexcept {
     F tile_max[NV];
     for (int v = 0; v < NV; ++v) tile_max[v] = V::set1(-kInfinity);
-    score_block<NV>(row, tile, next, tile_max);
+    if (NV == 1 && narrow_) {
+      narrow_scores(tile, next, tile_max[0]);
+    } else {
+      score_block<NV>(row, tile, next, tile_max);
+    }
     if (masked_ || special_) transform_scores<NV>(row, tile, tile_max);
     const int open = softmax_block<NV>(row, tile, tile_max);
-    if (open >= 0) add_values<NV>(row, tile, open);
+    if (open < 0) return;
+    if (one_block_) prepare_values(tile);
+    if (NV == 1 && narrow_) {
+      narrow_values(tile, open);
+    } else {
+      add_values<NV>(row, tile, open);
+    }
+  }
+
+  [[gnu::always_inline]] void narrow_scores(const Tile& tile, const Tile& next, F& tile_max) noexcept {
+    const char* const* keys = kKeysInPlace ? tile.k : k_rows_;
+    float* transposed =
+        k_tile_ + (kDot ? 0 : kTile * (v_tile_ == k_tile_ && v_stride_ > k_stride_ ? v_stride_ : k_stride_));
+    for (int s = tile.begin; s < tile.end; s += Narrow<V, Arith>::kKeys) {
+      prefetch(next, Narrow<V, Arith>::kKeys);
+      const int left = tile.end - s;
+      Narrow<V, Arith>::scores(keys + s, left < Narrow<V, Arith>::kKeys ? left : Narrow<V, Arith>::kKeys, q_,
+                               view_.num_rows, units_, V::set1(kDot ? scale_ : 1.0F), transposed,
+                               scores_ + std::int64_t{s} * kL, tile_max);
+    }
+  }
+
+  [[gnu::always_inline]] void narrow_values(const Tile& tile, int open) noexcept {
+    alignas(64) float alpha[kL];
+    V::store(alpha, alpha_[0]);
+    const int begin = tile.begin / Arith::kPerUnit;
+    const int units = (tile.end + Arith::kPerUnit - 1) / Arith::kPerUnit - begin;
+    Narrow<V, Arith>::values(scores_ + std::int64_t{begin} * kL, view_.num_rows,
+                             v_tile_ + std::int64_t{begin} * v_stride_, v_stride_, units, dvo_,
+                             open == kOpenZero ? nullptr : alpha, o_);
   }
 
   /// S^T of a block, scaled, and its greatest scores.
@@ -408,10 +447,30 @@ class ManyRows {
       close_state(lane, factor, lse);
       const Fold<V> fold = Fold<V>::make(V::load(fold_lse_ + lane), lse);
       V::store(fold_lse_ + lane, fold.lse);
+      if (NV == 1 && narrow_) {
+        fold_narrow(fold, factor);
+        continue;
+      }
       float* from = o_ + std::int64_t{row} * dvo_ + v * kL;
       float* to = o_fold_ + std::int64_t{row} * dvo_ + v * kL;
       for (int d = 0; d < dvo_; ++d, from += NV * kL, to += NV * kL) {
         V::store(to, fold.apply(V::load(to), V::mul(V::load(from), factor)));
+      }
+    }
+  }
+
+  void fold_narrow(const Fold<V>& fold, F factor) noexcept {
+    alignas(64) float a[kL];
+    alignas(64) float b[kL];
+    alignas(64) float factors[kL];
+    V::store(a, fold.a);
+    V::store(b, fold.b);
+    V::store(factors, factor);
+    for (int i = 0; i < view_.num_rows; ++i) {
+      const Fold<V> weights{V::set1(a[i]), V::set1(b[i]), V::zero()};
+      for (std::int64_t at = std::int64_t{i} * dvo_; at < std::int64_t{i + 1} * dvo_; at += kL) {
+        const F closed = V::mul(V::load(o_ + at), V::set1(factors[i]));
+        V::store(o_fold_ + at, weights.apply(V::load(o_fold_ + at), closed));
       }
     }
   }
@@ -442,6 +501,10 @@ class ManyRows {
         view_.store_lse(lane + i, state, head_, lses[i]);
         to[i] = view_.destination(lane + i, state, head_);
       }
+      if (NV == 1 && narrow_) {
+        emit_narrow(to, o, factor, sink_weight);
+        return;
+      }
       const float* from = o + std::int64_t{row} * dvo_ + v * kL;
       with_float_type(view_.destination_dtype(), [&]<DType T>() {
         const std::int64_t bytes = element_bytes(T);
@@ -460,6 +523,28 @@ class ManyRows {
         }
       });
     }
+  }
+
+  void emit_narrow(char* const* to, const float* o, F factor, F sink_weight) noexcept {
+    alignas(64) float factors[kL];
+    alignas(64) float sinks[kL];
+    V::store(factors, factor);
+    V::store(sinks, sink_weight);
+    with_float_type(view_.destination_dtype(), [&]<DType T>() {
+      for (int i = 0; i < view_.num_rows; ++i) {
+        const float* from = o + std::int64_t{i} * dvo_;
+        for (int d = 0; d < dvo_;) {
+          F x[2] = {V::load(from + d), split_vo_ ? V::load(from + d + kL) : V::zero()};
+          if constexpr (kSplit) {
+            if (split_vo_) V::join_split(x[0], x[1], x[0], x[1]);
+          }
+          for (int k = 0; k < (split_vo_ ? 2 : 1); ++k, d += kL) {
+            const F y = V::mul(V::mul(x[k], V::set1(factors[i])), V::set1(sinks[i]));
+            store_from_f32<V, T>(to[i] + d * element_bytes(T), y);
+          }
+        }
+      }
+    });
   }
 
   // ---- queries ----
@@ -533,6 +618,8 @@ class ManyRows {
   int head_ = 0;
   float scale_ = 1.0F;
   bool special_ = false;
+  bool narrow_ = false;     ///< O is [row][Dvo] and products take other lanes: narrow.h
+  bool one_block_ = false;  ///< of rows: V may be converted over K, whose scores are done
   bool split_qk_ = false;
   bool split_vo_ = false;
   bool masked_ = false;
@@ -540,7 +627,7 @@ class ManyRows {
   int prefetched_ = 0;
   F alpha_[kMaxVectors];
   Tile tiles_[2];
-  const char* k_rows_[kTileKeys];
+  const char* k_rows_[kTile];
 };
 
 }  // namespace headwater::cpu::simd

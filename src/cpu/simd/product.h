@@ -45,10 +45,10 @@ struct ColumnUnits {
   [[gnu::always_inline]] inline void next() noexcept { base += stride; }
 };
 
-/// Accumulates NM x NV vectors over `units`; b advances by NV vectors a unit.
+/// Accumulates NM x NV vectors over `units`; b advances by `b_step` floats a unit.
 template <class V, class Arith, int NM, int NV, class Units>
-[[gnu::always_inline]] inline void accumulate(typename V::F (&acc)[NM][NV], Units a, const float* b,
-                                              int units) noexcept {
+[[gnu::always_inline]] inline void accumulate(typename V::F (&acc)[NM][NV], Units a, const float* b, int units,
+                                              std::int64_t b_step = NV * V::kLanes) noexcept {
   using F = typename V::F;
   for (int u = 0; u < units; ++u) {
     F lanes[NV];
@@ -60,7 +60,7 @@ template <class V, class Arith, int NM, int NV, class Units>
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) acc[m][v] = Arith::mac(acc[m][v], x, lanes[v]);
     }
-    b += NV * V::kLanes;
+    b += b_step;
     a.next();
   }
 }

@@ -28,6 +28,10 @@ struct Avx2 {
   HEADWATER_INLINE F set1(float x) noexcept { return _mm256_set1_ps(x); }
   HEADWATER_INLINE F load(const float* p) noexcept { return _mm256_loadu_ps(p); }
   HEADWATER_INLINE void store(float* p, F x) noexcept { _mm256_storeu_ps(p, x); }
+  /// Eight lanes; other levels also load fewer.
+  HEADWATER_INLINE F load_first(const void* p, int /*n*/) noexcept {
+    return _mm256_loadu_ps(static_cast<const float*>(p));
+  }
   /// The 32 bits at p in every lane.
   HEADWATER_INLINE F broadcast(const void* p) noexcept {
     float x;

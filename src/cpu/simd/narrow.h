@@ -1,0 +1,106 @@
+// Products of the many-rows kernel for so few rows that lanes = rows would waste most lanes: at most half a vector.
+//
+// Bit for bit the arithmetic of the wide form (one chain over the head for a score, one over the keys for an output),
+// with other lanes: scores have lanes = keys, for which K is transposed in registers; values have lanes = head
+// positions, where V lies right already. Only batch-invariant mode needs this; elsewhere the few-rows kernel is faster.
+#pragma once
+
+#include "cpu/simd/product.h"
+
+namespace headwater::cpu::simd {
+
+template <class V, class Arith>
+struct Narrow {
+  using F = typename V::F;
+  static constexpr int kL = V::kLanes;
+  static constexpr int kMaxRows = kL / 2;
+  static constexpr int kKeys = 2 * kL;  ///< keys of one product
+
+  /// 32-bit units of kKeys keys as [unit][key]; `keys` past `count` repeat the last.
+  [[gnu::always_inline]] static inline void transpose_keys(const char* const* keys, int count, int units,
+                                                           float* to) noexcept {
+    for (int v = 0; v < 2; ++v) {
+      for (int u = 0; u < units; u += kL) {
+        const int left = units - u < kL ? units - u : kL;
+        F block[kL];
+#pragma GCC unroll 16
+        for (int i = 0; i < kL; ++i) {
+          const int key = v * kL + i < count ? v * kL + i : count - 1;
+          block[i] = V::load_first(keys[key] + std::int64_t{u} * 4, left);
+        }
+        V::transpose(block);
+        for (int i = 0; i < left; ++i) V::store(to + std::int64_t{u + i} * kKeys + v * kL, block[i]);
+      }
+    }
+  }
+
+  /// Scores of up to kKeys keys, as S^T [key][lane = row], times `scale`; rows of padding get 0. `q` is [unit][kL
+  /// rows].
+  [[gnu::always_inline]] static inline void scores(const char* const* keys, int count, const float* q, int rows,
+                                                   int units, F scale, float* transposed, float* to,
+                                                   F& greatest) noexcept {
+    transpose_keys(keys, count, units, transposed);
+    alignas(64) float s[kL][kKeys] = {};
+    for_blocks<4>(rows, [&]<int NM>(int m) {
+      F acc[NM][2];
+#pragma GCC unroll 4
+      for (int i = 0; i < NM; ++i) acc[i][0] = acc[i][1] = V::zero();
+      accumulate<V, Arith, NM, 2>(acc, ColumnUnits{reinterpret_cast<const char*>(q + m), kL * 4}, transposed, units);
+#pragma GCC unroll 4
+      for (int i = 0; i < NM; ++i) {
+        V::store(s[m + i], V::mul(acc[i][0], scale));
+        V::store(s[m + i] + kL, V::mul(acc[i][1], scale));
+      }
+    });
+    for (int v = 0; v * kL < count; ++v) {
+      F block[kL];
+#pragma GCC unroll 16
+      for (int i = 0; i < kL; ++i) block[i] = V::load(s[i] + v * kL);
+      V::transpose(block);
+      const int left = count - v * kL < kL ? count - v * kL : kL;
+      for (int i = 0; i < left; ++i) {
+        greatest = V::max(greatest, block[i]);
+        V::store(to + (v * kL + i) * kL, block[i]);
+      }
+    }
+  }
+
+  /// O [row][dim] (+)= P V; `weights` is [unit][kL rows], `values` [unit][v_step]. `alpha` corrects what O holds;
+  /// nullptr: O holds nothing yet.
+  [[gnu::always_inline]] static inline void values(const float* weights, int rows, const float* values,
+                                                   std::int64_t v_step, int units, int dim, const float* alpha,
+                                                   float* o) noexcept {
+    for_blocks<4>(rows, [&]<int NM>(int m) {
+      int d = 0;
+      for (; d + 2 * kL <= dim; d += 2 * kL)
+        value_block<NM, 2>(weights + m, values + d, v_step, units, dim, alpha, m, o + d);
+      for (; d < dim; d += kL) value_block<NM, 1>(weights + m, values + d, v_step, units, dim, alpha, m, o + d);
+    });
+  }
+
+ private:
+  template <int NM, int NV>
+  [[gnu::always_inline]] static inline void value_block(const float* weights, const float* values, std::int64_t v_step,
+                                                        int units, int dim, const float* alpha, int row,
+                                                        float* o) noexcept {
+    F acc[NM][NV];
+    float* at = o + std::int64_t{row} * dim;
+#pragma GCC unroll 4
+    for (int i = 0; i < NM; ++i) {
+#pragma GCC unroll 2
+      for (int v = 0; v < NV; ++v) {
+        acc[i][v] = alpha == nullptr ? V::zero()
+                                     : V::mul(V::load(at + std::int64_t{i} * dim + v * kL), V::set1(alpha[row + i]));
+      }
+    }
+    accumulate<V, Arith, NM, NV>(acc, ColumnUnits{reinterpret_cast<const char*>(weights), kL * 4}, values, units,
+                                 v_step);
+#pragma GCC unroll 4
+    for (int i = 0; i < NM; ++i) {
+#pragma GCC unroll 2
+      for (int v = 0; v < NV; ++v) V::store(at + std::int64_t{i} * dim + v * kL, acc[i][v]);
+    }
+  }
+};
+
+}  // namespace headwater::cpu::simd
