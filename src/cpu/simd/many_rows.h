@@ -162,8 +162,11 @@ class ManyRows {
     masked_ = t + tile.begin < view_.item.unmasked_begin || t + tile.end > view_.item.unmasked_end;
     prepare_keys(tile);
     if (!one_block_) prepare_values(tile);
-    prefetched_ = next.begin;
-    for_row_blocks([&]<int NV>(int row) { run_block<NV>(row, tile, next); });
+    const int bytes = static_cast<int>(element_bytes(Kv));
+    ahead_ = {next.k + next.begin, next.k + next.end, view_.p.head_dim_qk * bytes, 0, next.v + next.begin,
+              next.v + next.end,   dvo_ * bytes};
+    for_row_blocks([&]<int NV>(int row) { run_block<NV>(row, tile); });
+    ahead_.rest();
     current_ ^= 1;
     return after;
   }
@@ -212,26 +215,14 @@ class ManyRows {
     }
   }
 
-  /// Asks for `count` more tokens of the next tile.
-  [[gnu::always_inline]] void prefetch(const Tile& next, int count) noexcept {
-    constexpr int bytes = Kv == DType::f32 ? 4 : Kv == DType::f8e4m3 ? 1 : 2;
-    const int end = prefetched_ + count < next.end ? prefetched_ + count : next.end;
-    for (; prefetched_ < end; ++prefetched_) {
-      for (int at = 0; at < view_.p.head_dim_qk * bytes; at += 64) {
-        V::prefetch_far(next.k[prefetched_] + at);
-      }
-      for (int at = 0; at < dvo_ * bytes; at += 64) V::prefetch_far(next.v[prefetched_] + at);
-    }
-  }
-
   template <int NV>
-  [[gnu::noinline]] void run_block(int row, const Tile& tile, const Tile& next) noexcept {
+  [[gnu::noinline]] void run_block(int row, const Tile& tile) noexcept {
     F tile_max[NV];
     for (int v = 0; v < NV; ++v) tile_max[v] = V::set1(-kInfinity);
     if (NV == 1 && narrow_) {
-      narrow_scores(tile, next, tile_max[0]);
+      narrow_scores(tile, tile_max[0]);
     } else {
-      score_block<NV>(row, tile, next, tile_max);
+      score_block<NV>(row, tile, tile_max);
     }
     if (masked_ || special_) transform_scores<NV>(row, tile, tile_max);
     const int open = softmax_block<NV>(row, tile, tile_max);
@@ -244,16 +235,15 @@ class ManyRows {
     }
   }
 
-  [[gnu::always_inline]] void narrow_scores(const Tile& tile, const Tile& next, F& tile_max) noexcept {
+  [[gnu::always_inline]] void narrow_scores(const Tile& tile, F& tile_max) noexcept {
     const char* const* keys = kKeysInPlace ? tile.k : k_rows_;
     float* transposed =
         k_tile_ + (kDot ? 0 : kTile * (v_tile_ == k_tile_ && v_stride_ > k_stride_ ? v_stride_ : k_stride_));
     for (int s = tile.begin; s < tile.end; s += Narrow<V, Arith>::kKeys) {
-      prefetch(next, Narrow<V, Arith>::kKeys);
       const int left = tile.end - s;
       Narrow<V, Arith>::scores(keys + s, left < Narrow<V, Arith>::kKeys ? left : Narrow<V, Arith>::kKeys, q_,
                                view_.num_rows, units_, V::set1(kDot ? scale_ : 1.0F), transposed,
-                               scores_ + std::int64_t{s} * kL, tile_max);
+                               scores_ + std::int64_t{s} * kL, tile_max, ahead_);
     }
   }
 
@@ -264,24 +254,24 @@ class ManyRows {
     const int units = (tile.end + Arith::kPerUnit - 1) / Arith::kPerUnit - begin;
     Narrow<V, Arith>::values(scores_ + std::int64_t{begin} * kL, view_.num_rows,
                              v_tile_ + std::int64_t{begin} * v_stride_, v_stride_, units, dvo_,
-                             open == kOpenZero ? nullptr : alpha, o_);
+                             open == kOpenZero ? nullptr : alpha, o_, ahead_);
   }
 
   /// S^T of a block, scaled, and its greatest scores.
   template <int NV>
-  [[gnu::always_inline]] void score_block(int row, const Tile& tile, const Tile& next, F (&tile_max)[NV]) noexcept {
+  [[gnu::always_inline]] void score_block(int row, const Tile& tile, F (&tile_max)[NV]) noexcept {
     const char* const* keys = kKeysInPlace ? tile.k : k_rows_;
     const float* q = q_ + std::int64_t{row} * units_;
     const F scale = V::set1(scale_);
     for_blocks<kProductRows<V, NV>>(tile.end - tile.begin, [&]<int NM>(int m) {
-      prefetch(next, NM);
       F acc[NM][NV];
 #pragma GCC unroll 16
       for (int i = 0; i < NM; ++i) {
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) acc[i][v] = V::zero();
       }
-      accumulate<V, Arith, NM, NV>(acc, RowUnits{keys + tile.begin + m}, q, units_);
+      accumulate<V, Arith, NM, NV>(acc, RowUnits{keys + tile.begin + m}, q, units_, NV * kL,
+                                   PrefetchStep<V, 1>{ahead_});
       float* to = scores_ + std::int64_t{tile.begin + m} * NV * kL;
 #pragma GCC unroll 16
       for (int i = 0; i < NM; ++i) {
@@ -400,7 +390,8 @@ class ManyRows {
           for (int v = 0; v < NV; ++v) acc[i][v] = V::mul(acc[i][v], alpha_[v]);
         }
       }
-      accumulate<V, Arith, NM, NV>(acc, ColumnUnits{values + 4 * m, stride}, weights, units);
+      accumulate<V, Arith, NM, NV>(acc, ColumnUnits{values + 4 * m, stride}, weights, units, NV * kL,
+                                   PrefetchStep<V, 1>{ahead_});
 #pragma GCC unroll 16
       for (int i = 0; i < NM; ++i) {
 #pragma GCC unroll 4
@@ -624,7 +615,7 @@ class ManyRows {
   bool split_vo_ = false;
   bool masked_ = false;
   int current_ = 0;
-  int prefetched_ = 0;
+  TilePrefetch<V> ahead_;
   F alpha_[kMaxVectors];
   Tile tiles_[2];
   const char* k_rows_[kTile];

@@ -37,15 +37,16 @@ struct Narrow {
   /// Scores of up to kKeys keys, as S^T [key][lane = row], times `scale`; rows of padding get 0. `q` is [unit][kL
   /// rows].
   [[gnu::always_inline]] static inline void scores(const char* const* keys, int count, const float* q, int rows,
-                                                   int units, F scale, float* transposed, float* to,
-                                                   F& greatest) noexcept {
+                                                   int units, F scale, float* transposed, float* to, F& greatest,
+                                                   TilePrefetch<V>& ahead) noexcept {
     transpose_keys(keys, count, units, transposed);
     alignas(64) float s[kL][kKeys] = {};
     for_blocks<4>(rows, [&]<int NM>(int m) {
       F acc[NM][2];
 #pragma GCC unroll 4
       for (int i = 0; i < NM; ++i) acc[i][0] = acc[i][1] = V::zero();
-      accumulate<V, Arith, NM, 2>(acc, ColumnUnits{reinterpret_cast<const char*>(q + m), kL * 4}, transposed, units);
+      accumulate<V, Arith, NM, 2>(acc, ColumnUnits{reinterpret_cast<const char*>(q + m), kL * 4}, transposed, units,
+                                  kKeys, PrefetchStep<V, 2>{ahead});
 #pragma GCC unroll 4
       for (int i = 0; i < NM; ++i) {
         V::store(s[m + i], V::mul(acc[i][0], scale));
@@ -69,20 +70,20 @@ struct Narrow {
   /// nullptr: O holds nothing yet.
   [[gnu::always_inline]] static inline void values(const float* weights, int rows, const float* values,
                                                    std::int64_t v_step, int units, int dim, const float* alpha,
-                                                   float* o) noexcept {
+                                                   float* o, TilePrefetch<V>& ahead) noexcept {
     for_blocks<4>(rows, [&]<int NM>(int m) {
       int d = 0;
       for (; d + 2 * kL <= dim; d += 2 * kL)
-        value_block<NM, 2>(weights + m, values + d, v_step, units, dim, alpha, m, o + d);
-      for (; d < dim; d += kL) value_block<NM, 1>(weights + m, values + d, v_step, units, dim, alpha, m, o + d);
+        value_block<NM, 2>(weights + m, values + d, v_step, units, dim, alpha, m, o + d, ahead);
+      for (; d < dim; d += kL) value_block<NM, 1>(weights + m, values + d, v_step, units, dim, alpha, m, o + d, ahead);
     });
   }
 
  private:
   template <int NM, int NV>
   [[gnu::always_inline]] static inline void value_block(const float* weights, const float* values, std::int64_t v_step,
-                                                        int units, int dim, const float* alpha, int row,
-                                                        float* o) noexcept {
+                                                        int units, int dim, const float* alpha, int row, float* o,
+                                                        TilePrefetch<V>& ahead) noexcept {
     F acc[NM][NV];
     float* at = o + std::int64_t{row} * dim;
 #pragma GCC unroll 4
@@ -94,7 +95,7 @@ struct Narrow {
       }
     }
     accumulate<V, Arith, NM, NV>(acc, ColumnUnits{reinterpret_cast<const char*>(weights), kL * 4}, values, units,
-                                 v_step);
+                                 v_step, PrefetchStep<V, 2>{ahead});
 #pragma GCC unroll 4
     for (int i = 0; i < NM; ++i) {
 #pragma GCC unroll 2

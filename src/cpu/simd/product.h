@@ -45,12 +45,53 @@ struct ColumnUnits {
   [[gnu::always_inline]] inline void next() noexcept { base += stride; }
 };
 
-/// Accumulates NM x NV vectors over `units`; b advances by `b_step` floats a unit.
-template <class V, class Arith, int NM, int NV, class Units>
+/// The cache lines of the next tile's rows, K then V, to be asked for a few at a time between products, so that they
+/// never queue up in front of the loads that are needed now.
+template <class V>
+struct TilePrefetch {
+  const char* const* row = nullptr;
+  const char* const* end = nullptr;
+  int bytes = 0;  ///< of a row
+  int at = 0;
+  const char* const* v_row = nullptr;  ///< what follows
+  const char* const* v_end = nullptr;
+  int v_bytes = 0;
+
+  [[gnu::always_inline]] inline void one() noexcept {
+    if (row == end) return;
+    V::prefetch_far(*row + at);
+    at += 64;
+    if (at < bytes) return;
+    at = 0;
+    if (++row != end) return;
+    row = v_row;
+    end = v_end;
+    bytes = v_bytes;
+    v_row = v_end;
+  }
+  void rest() noexcept {
+    while (row != end) one();
+  }
+};
+
+/// N lines at every step of a product.
+template <class V, int N>
+struct PrefetchStep {
+  TilePrefetch<V>& lines;
+  [[gnu::always_inline]] inline void operator()() const noexcept {
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) lines.one();
+  }
+};
+
+/// Accumulates NM x NV vectors over `units`; b advances by `b_step` floats a unit; `step` is called
+/// once a unit.
+template <class V, class Arith, int NM, int NV, class Units, class Step>
 [[gnu::always_inline]] inline void accumulate(typename V::F (&acc)[NM][NV], Units a, const float* b, int units,
-                                              std::int64_t b_step = NV * V::kLanes) noexcept {
+                                              std::int64_t b_step, const Step& step) noexcept {
   using F = typename V::F;
   for (int u = 0; u < units; ++u) {
+    step();
     F lanes[NV];
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) lanes[v] = V::load(b + v * V::kLanes);
