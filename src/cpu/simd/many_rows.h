@@ -9,27 +9,48 @@
 // slot, and states are closed at the end of every chunk. A row's arithmetic is then a function of its own range alone.
 #pragma once
 
-#include "cpu/scratch.h"
-#include "cpu/simd/item_view.h"
-#include "cpu/simd/narrow.h"
-#include "cpu/simd/product.h"
+#include "cpu/simd/row_states.h"
 
 namespace headwater::cpu::simd {
 
 template <class V, class Arith, DType Kv>
-class ManyRows {
-  using F = typename V::F;
-  static constexpr int kL = V::kLanes;
-  static constexpr int kMaxVectors = V::kRegisters == 16 ? 2 : 4;
-  static constexpr bool kDot = Arith::kPerUnit == 2;
+class ManyRows : RowStates<V, Arith, Kv> {
+  using Base = RowStates<V, Arith, Kv>;
+  using Base::dvo_;
+  using Base::fold_lse_;
+  using Base::for_row_blocks;
+  using Base::head_;
+  using Base::hi_;
+  using Base::k_stride_;
+  using Base::k_tile_;
+  using Base::kDot;
+  using Base::kKeysInPlace;
+  using Base::kL;
+  using Base::kMaxVectors;
+  using Base::kSplit;
+  using Base::lo_;
+  using Base::max_;
+  using Base::narrow_;
+  using Base::o_;
+  using Base::o_fold_;
+  using Base::one_block_;
+  using Base::pos_;
+  using Base::q_;
+  using Base::rows_;
+  using Base::scores_;
+  using Base::slope_;
+  using Base::split_qk_;
+  using Base::split_vo_;
+  using Base::sum_;
+  using Base::units_;
+  using Base::v_stride_;
+  using Base::v_tile_;
+  using Base::view_;
+  using typename Base::F;
+
   /// Keys of a tile: a tile converted to fp32 should fit L1 beside a block of Q.
   static constexpr int kTile = kDot ? kTileKeys : kTileKeys / 2;
-  static constexpr bool kKeysInPlace = kDot || Kv == DType::f32;
   static constexpr int kExpDegree = kDot ? 4 : 5;
-
-  /// bf16 tiles are converted two vectors at a time, split in even and odd elements: cheaper than widening each. Q is
-  /// packed, and O^T kept, in the same order.
-  static constexpr bool kSplit = !kDot && Kv == DType::bf16;
 
   struct Tile {
     int begin = 0;  ///< slots [begin, end) hold tokens
@@ -41,35 +62,7 @@ class ManyRows {
 
  public:
   ManyRows(const AttendParams& p, const detail::WorkItem& item, Scratch scratch) noexcept
-      : view_(p, item),
-        rows_((view_.num_rows + kL - 1) / kL * kL),
-        units_(p.head_dim_qk / Arith::kPerUnit),
-        dvo_(p.head_dim_vo),
-        k_stride_(p.head_dim_qk + kTilePad),
-        v_stride_(p.head_dim_vo + kTilePad) {
-    const ManyScratch at = ManyScratch::make(
-        {p.num_kv_heads, p.group_size, p.head_dim_qk, p.head_dim_vo, p.batch_invariant}, item.num_rows);
-    q_ = reinterpret_cast<float*>(scratch.data + at.q);
-    o_ = reinterpret_cast<float*>(scratch.data + at.o);
-    o_fold_ = reinterpret_cast<float*>(scratch.data + at.o_fold);
-    scores_ = reinterpret_cast<float*>(scratch.data + at.scores);
-    k_tile_ = reinterpret_cast<float*>(scratch.data + at.k_tile);
-    v_tile_ = reinterpret_cast<float*>(scratch.data + at.v_tile);
-    float* rows = reinterpret_cast<float*>(scratch.data + at.rows);
-    max_ = rows;
-    sum_ = rows + rows_;
-    fold_lse_ = rows + 2 * rows_;
-    slope_ = rows + 3 * rows_;
-    lo_ = reinterpret_cast<std::int32_t*>(rows + 4 * rows_);
-    hi_ = lo_ + rows_;
-    pos_ = hi_ + rows_;
-    split_qk_ = kSplit && p.head_dim_qk % (2 * kL) == 0;
-    split_vo_ = kSplit && p.head_dim_vo % (2 * kL) == 0;
-    one_block_ = rows_ <= kMaxVectors * kL && (rows_ & (rows_ - 1)) == 0;
-    if (one_block_ && !kKeysInPlace) k_tile_ = v_tile_ = p.head_dim_qk > dvo_ ? k_tile_ : v_tile_;
-    narrow_ = p.batch_invariant && view_.num_rows <= Narrow<V, Arith>::kMaxRows;
-    special_ = p.logits_soft_cap > 0.0F || p.alibi_slopes != nullptr;
-  }
+      : Base(p, item, scratch), special_(p.logits_soft_cap > 0.0F || p.alibi_slopes != nullptr) {}
 
   void run() noexcept {
     for (int i = 0; i < rows_; ++i) {
@@ -108,7 +101,7 @@ class ManyRows {
   }
 
   void run_head() noexcept {
-    pack_queries();
+    this->pack_queries();
     scale_ = view_.score_factor(head_);
     for (int i = 0; i < rows_; ++i) {
       const bool slope = view_.p.alibi_slopes != nullptr && i < view_.num_rows;
@@ -122,27 +115,17 @@ class ManyRows {
     int state = 0;
     for (std::int32_t pos = view_.item.pos_begin; pos < item_end(); ++state) {
       const std::int32_t end = state_end(pos);
-      open_state();
+      this->open_state();
       while (pos < end) pos = run_tile();
       for_row_blocks([&]<int NV>(int row) {
         if (fold) {
-          fold_state<NV>(row);
-          if (end == item_end()) emit<NV>(row, 0, o_fold_, true);
+          this->template fold_state<NV>(row);
+          if (end == item_end()) this->template emit<NV>(row, 0, o_fold_, true);
         } else {
-          emit<NV>(row, state, o_, false);
+          this->template emit<NV>(row, state, o_, false);
         }
       });
     }
-  }
-
-  template <class Body>
-  [[gnu::always_inline]] void for_row_blocks(Body&& body) noexcept {
-    int row = 0;
-    if constexpr (kMaxVectors >= 4) {
-      for (; rows_ - row >= 4 * kL; row += 4 * kL) body.template operator()<4>(row);
-    }
-    for (; rows_ - row >= 2 * kL; row += 2 * kL) body.template operator()<2>(row);
-    if (row < rows_) body.template operator()<1>(row);
   }
 
   // ---- one tile ----
@@ -160,7 +143,7 @@ class ManyRows {
     }
     const int t = tile.pos - view_.item.pos_begin;
     masked_ = t + tile.begin < view_.item.unmasked_begin || t + tile.end > view_.item.unmasked_end;
-    prepare_keys(tile);
+    if (!narrow_) prepare_keys(tile);
     if (!one_block_) prepare_values(tile);
     const int bytes = static_cast<int>(element_bytes(Kv));
     ahead_ = {next.k + next.begin, next.k + next.end, view_.p.head_dim_qk * bytes, 0, next.v + next.begin,
@@ -169,11 +152,6 @@ class ManyRows {
     ahead_.rest();
     current_ ^= 1;
     return after;
-  }
-
-  /// Where element d of a row lies in a converted row.
-  [[gnu::always_inline]] static int order(int d, bool split) noexcept {
-    return split ? d / (2 * kL) * (2 * kL) + d % 2 * kL + d % (2 * kL) / 2 : d;
   }
 
   [[gnu::always_inline]] static void convert_row(const char* from, int n, bool split, float* to) noexcept {
@@ -187,6 +165,21 @@ class ManyRows {
       }
     } else {
       for (int d = 0; d < n; d += kL) V::store(to + d, load_as_f32<V, Kv>(from + d * element_bytes(Kv)));
+    }
+  }
+
+  /// A vector of units of a key, from unit u of the converted order on.
+  [[gnu::always_inline]] F load_units(const char* key, int u, int left) const noexcept {
+    if constexpr (kDot) {
+      return V::load_first(key + std::int64_t{u} * 4, left);
+    } else if constexpr (kSplit) {
+      if (!split_qk_) return V::load_bf16(key + 2 * u);
+      F even;
+      F odd;
+      V::load_bf16_split(key + 2 * (u / (2 * kL) * (2 * kL)), even, odd);
+      return u / kL % 2 == 0 ? even : odd;
+    } else {
+      return load_as_f32<V, Kv>(key + u * element_bytes(Kv));
     }
   }
 
@@ -236,14 +229,12 @@ class ManyRows {
   }
 
   [[gnu::always_inline]] void narrow_scores(const Tile& tile, F& tile_max) noexcept {
-    const char* const* keys = kKeysInPlace ? tile.k : k_rows_;
-    float* transposed =
-        k_tile_ + (kDot ? 0 : kTile * (v_tile_ == k_tile_ && v_stride_ > k_stride_ ? v_stride_ : k_stride_));
     for (int s = tile.begin; s < tile.end; s += Narrow<V, Arith>::kKeys) {
       const int left = tile.end - s;
-      Narrow<V, Arith>::scores(keys + s, left < Narrow<V, Arith>::kKeys ? left : Narrow<V, Arith>::kKeys, q_,
-                               view_.num_rows, units_, V::set1(kDot ? scale_ : 1.0F), transposed,
-                               scores_ + std::int64_t{s} * kL, tile_max, ahead_);
+      Narrow<V, Arith>::scores(
+          tile.k + s, left < Narrow<V, Arith>::kKeys ? left : Narrow<V, Arith>::kKeys, q_, view_.num_rows, units_,
+          V::set1(kDot ? scale_ : 1.0F), k_tile_, scores_ + std::int64_t{s} * kL, tile_max,
+          ahead_, [&](const char* key, int u, int n) __attribute__((always_inline)) { return load_units(key, u, n); });
     }
   }
 
@@ -400,219 +391,8 @@ class ManyRows {
     });
   }
 
-  // ---- states ----
-
-  void open_state() noexcept {
-    for (int i = 0; i < rows_; ++i) {
-      max_[i] = -kInfinity;
-      sum_[i] = 0.0F;
-    }
-  }
-
-  /// Normalising factor and LSE of the open state of the vector of rows at `lane`.
-  [[gnu::always_inline]] void close_state(int lane, F& factor, F& lse) const noexcept {
-    const F sum = V::load(sum_ + lane);
-    const auto empty = V::equal(sum, V::zero());
-    factor = V::select(empty, V::zero(), V::div(V::set1(view_.value_factor(head_)), sum));
-    lse = V::select(empty, V::set1(-kInfinity), V::add(V::load(max_ + lane), log2<V>(sum)));
-  }
-
-  /// A block that no row of which saw a key has never been opened: O^T holds what was there before.
-  template <int NV>
-  void clear_unopened(int row) noexcept {
-    for (int v = 0; v < NV; ++v) {
-      if (!V::all(V::equal(V::load(sum_ + row + v * kL), V::zero()))) return;
-    }
-    float* o = o_ + std::int64_t{row} * dvo_;
-    for (std::int64_t i = 0; i < std::int64_t{NV} * kL * dvo_; i += kL) V::store(o + i, V::zero());
-  }
-
-  /// Folds the closed states of a block into those before it.
-  template <int NV>
-  [[gnu::noinline]] void fold_state(int row) noexcept {
-    clear_unopened<NV>(row);
-    for (int v = 0; v < NV; ++v) {
-      const int lane = row + v * kL;
-      F factor;
-      F lse;
-      close_state(lane, factor, lse);
-      const Fold<V> fold = Fold<V>::make(V::load(fold_lse_ + lane), lse);
-      V::store(fold_lse_ + lane, fold.lse);
-      if (NV == 1 && narrow_) {
-        fold_narrow(fold, factor);
-        continue;
-      }
-      float* from = o_ + std::int64_t{row} * dvo_ + v * kL;
-      float* to = o_fold_ + std::int64_t{row} * dvo_ + v * kL;
-      for (int d = 0; d < dvo_; ++d, from += NV * kL, to += NV * kL) {
-        V::store(to, fold.apply(V::load(to), V::mul(V::load(from), factor)));
-      }
-    }
-  }
-
-  void fold_narrow(const Fold<V>& fold, F factor) noexcept {
-    alignas(64) float a[kL];
-    alignas(64) float b[kL];
-    alignas(64) float factors[kL];
-    V::store(a, fold.a);
-    V::store(b, fold.b);
-    V::store(factors, factor);
-    for (int i = 0; i < view_.num_rows; ++i) {
-      const Fold<V> weights{V::set1(a[i]), V::set1(b[i]), V::zero()};
-      for (std::int64_t at = std::int64_t{i} * dvo_; at < std::int64_t{i + 1} * dvo_; at += kL) {
-        const F closed = V::mul(V::load(o_ + at), V::set1(factors[i]));
-        V::store(o_fold_ + at, weights.apply(V::load(o_fold_ + at), closed));
-      }
-    }
-  }
-
-  /// Sends a block's states on their way: O^T of `o` (open, or folded and normalised) and the LSE.
-  template <int NV>
-  [[gnu::noinline]] void emit(int row, int state, const float* o, bool folded) noexcept {
-    if (!folded) clear_unopened<NV>(row);
-    for (int v = 0; v < NV; ++v) {
-      const int lane = row + v * kL;
-      const int count = view_.num_rows - lane < kL ? view_.num_rows - lane : kL;
-      if (count <= 0) return;
-      F factor = V::set1(1.0F);
-      F lse = V::load(fold_lse_ + lane);
-      if (!folded) close_state(lane, factor, lse);
-      F sink_weight = V::set1(1.0F);
-      if (view_.direct() && view_.p.sinks != nullptr) {
-        float sinks[kL];
-        for (int i = 0; i < kL; ++i) sinks[i] = i < count ? view_.sink(lane + i, head_) : -kInfinity;
-        const Fold<V> fold = Fold<V>::make(lse, V::load(sinks));
-        sink_weight = fold.a;
-        lse = fold.lse;
-      }
-      float lses[kL];
-      V::store(lses, lse);
-      char* to[kL];
-      for (int i = 0; i < count; ++i) {
-        view_.store_lse(lane + i, state, head_, lses[i]);
-        to[i] = view_.destination(lane + i, state, head_);
-      }
-      if (NV == 1 && narrow_) {
-        emit_narrow(to, o, factor, sink_weight);
-        return;
-      }
-      const float* from = o + std::int64_t{row} * dvo_ + v * kL;
-      with_float_type(view_.destination_dtype(), [&]<DType T>() {
-        const std::int64_t bytes = element_bytes(T);
-        for (int d = 0; d < dvo_; d += kL) {
-          F block[kL];
-#pragma GCC unroll 16
-          for (int i = 0; i < kL; ++i) {
-            block[i] =
-                V::mul(V::mul(V::load(from + std::int64_t{order(d + i, split_vo_)} * NV * kL), factor), sink_weight);
-          }
-          V::transpose(block);
-#pragma GCC unroll 16
-          for (int i = 0; i < kL; ++i) {
-            if (i < count) store_from_f32<V, T>(to[i] + d * bytes, block[i]);
-          }
-        }
-      });
-    }
-  }
-
-  void emit_narrow(char* const* to, const float* o, F factor, F sink_weight) noexcept {
-    alignas(64) float factors[kL];
-    alignas(64) float sinks[kL];
-    V::store(factors, factor);
-    V::store(sinks, sink_weight);
-    with_float_type(view_.destination_dtype(), [&]<DType T>() {
-      for (int i = 0; i < view_.num_rows; ++i) {
-        const float* from = o + std::int64_t{i} * dvo_;
-        for (int d = 0; d < dvo_;) {
-          F x[2] = {V::load(from + d), split_vo_ ? V::load(from + d + kL) : V::zero()};
-          if constexpr (kSplit) {
-            if (split_vo_) V::join_split(x[0], x[1], x[0], x[1]);
-          }
-          for (int k = 0; k < (split_vo_ ? 2 : 1); ++k, d += kL) {
-            const F y = V::mul(V::mul(x[k], V::set1(factors[i])), V::set1(sinks[i]));
-            store_from_f32<V, T>(to[i] + d * element_bytes(T), y);
-          }
-        }
-      }
-    });
-  }
-
-  // ---- queries ----
-
-  /// Q of the head as [row block][unit][rows]; fp32 queries are scaled here, rows of padding are zero.
-  void pack_queries() noexcept {
-    for_row_blocks([&]<int NV>(int row) {
-      for (int v = 0; v < NV; ++v) {
-        const int lane = row + v * kL;
-        const char* from[kL];
-        for (int i = 0; i < kL; ++i) from[i] = lane + i < view_.num_rows ? view_.query(lane + i, head_) : nullptr;
-        float* to = q_ + std::int64_t{row} * units_ + v * kL;
-        if constexpr (kDot) {
-          pack_pairs<NV>(from, to);
-        } else {
-          with_float_type(view_.p.q.dtype, [&]<DType T>() { pack_f32<NV, T>(from, to); });
-        }
-      }
-    });
-  }
-
-  template <int NV, DType T>
-  [[gnu::noinline]] void pack_f32(const char* const* from, float* to) noexcept {
-    const F scale = V::set1(view_.score_factor(head_));
-    for (int d = 0; d < units_; d += kL) {
-      F block[kL];
-#pragma GCC unroll 16
-      for (int i = 0; i < kL; ++i) {
-        block[i] = from[i] == nullptr ? V::zero() : V::mul(load_as_f32<V, T>(from[i] + d * element_bytes(T)), scale);
-      }
-      V::transpose(block);
-#pragma GCC unroll 16
-      for (int i = 0; i < kL; ++i) V::store(to + std::int64_t{order(d + i, split_qk_)} * NV * kL, block[i]);
-    }
-  }
-
-  /// Pairs of bf16 as they are; the last block may be half full (head_dim 48, 80, ...).
-  template <int NV>
-  [[gnu::noinline]] void pack_pairs(const char* const* from, float* to) noexcept {
-    for (int u = 0; u < units_; u += kL) {
-      const int count = units_ - u < kL ? units_ - u : kL;
-      F block[kL];
-#pragma GCC unroll 16
-      for (int i = 0; i < kL; ++i) {
-        block[i] = from[i] == nullptr ? V::zero() : V::load_first(from[i] + std::int64_t{u} * 4, count);
-      }
-      V::transpose(block);
-      for (int i = 0; i < count; ++i) V::store(to + std::int64_t{u + i} * NV * kL, block[i]);
-    }
-  }
-
-  ItemView view_;
-  int rows_;   ///< stacked rows, padded
-  int units_;  ///< 32-bit units of a key
-  int dvo_;
-  std::int64_t k_stride_;  ///< fp32 elements of a row of k_tile
-  std::int64_t v_stride_;  ///< units of a row of v_tile
-  float* q_;               ///< [row blocks][units][NV x lanes]
-  float* o_;               ///< [row blocks][Dvo][NV x lanes]
-  float* o_fold_;          ///< the same
-  float* scores_;          ///< [slots][NV x lanes]
-  float* k_tile_;
-  float* v_tile_;
-  float* max_;  ///< [rows], base-2 units
-  float* sum_;
-  float* fold_lse_;
-  float* slope_;  ///< [rows], times log2 e
-  std::int32_t* lo_;
-  std::int32_t* hi_;
-  std::int32_t* pos_;
-  int head_ = 0;
   float scale_ = 1.0F;
-  bool special_ = false;
-  bool narrow_ = false;     ///< O is [row][Dvo] and products take other lanes: narrow.h
-  bool one_block_ = false;  ///< of rows: V may be converted over K, whose scores are done
-  bool split_qk_ = false;
-  bool split_vo_ = false;
+  bool special_;  ///< scores need more than a factor
   bool masked_ = false;
   int current_ = 0;
   TilePrefetch<V> ahead_;

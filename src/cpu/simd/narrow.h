@@ -16,30 +16,35 @@ struct Narrow {
   static constexpr int kMaxRows = kL / 2;
   static constexpr int kKeys = 2 * kL;  ///< keys of one product
 
-  /// 32-bit units of kKeys keys as [unit][key]; `keys` past `count` repeat the last.
-  [[gnu::always_inline]] static inline void transpose_keys(const char* const* keys, int count, int units,
-                                                           float* to) noexcept {
+  /// Units of kKeys keys as [unit][key]; `keys` past `count` repeat the last. `load(key, u, left)` is a vector of
+  /// units.
+  template <class Load>
+  [[gnu::always_inline]] static inline void transpose_keys(const char* const* keys, int count, int units, float* to,
+                                                           const Load& load) noexcept {
     for (int v = 0; v < 2; ++v) {
+      const char* key[kL];
+      for (int i = 0; i < kL; ++i) key[i] = keys[v * kL + i < count ? v * kL + i : count - 1];
       for (int u = 0; u < units; u += kL) {
         const int left = units - u < kL ? units - u : kL;
         F block[kL];
 #pragma GCC unroll 16
-        for (int i = 0; i < kL; ++i) {
-          const int key = v * kL + i < count ? v * kL + i : count - 1;
-          block[i] = V::load_first(keys[key] + std::int64_t{u} * 4, left);
-        }
+        for (int i = 0; i < kL; ++i) block[i] = load(key[i], u, left);
         V::transpose(block);
-        for (int i = 0; i < left; ++i) V::store(to + std::int64_t{u + i} * kKeys + v * kL, block[i]);
+#pragma GCC unroll 16
+        for (int i = 0; i < kL; ++i) {
+          if (i < left) V::store(to + std::int64_t{u + i} * kKeys + v * kL, block[i]);
+        }
       }
     }
   }
 
   /// Scores of up to kKeys keys, as S^T [key][lane = row], times `scale`; rows of padding get 0. `q` is [unit][kL
   /// rows].
+  template <class Load>
   [[gnu::always_inline]] static inline void scores(const char* const* keys, int count, const float* q, int rows,
                                                    int units, F scale, float* transposed, float* to, F& greatest,
-                                                   TilePrefetch<V>& ahead) noexcept {
-    transpose_keys(keys, count, units, transposed);
+                                                   TilePrefetch<V>& ahead, const Load& load) noexcept {
+    transpose_keys(keys, count, units, transposed, load);
     alignas(64) float s[kL][kKeys] = {};
     for_blocks<4>(rows, [&]<int NM>(int m) {
       F acc[NM][2];
