@@ -341,6 +341,7 @@ void Engine::Impl::record(double step_seconds) {
   last.kv_bytes_flat = last.plan.kv_bytes_flat * layers;
   last.kv_bytes_unique = last.plan.kv_bytes_unique * layers;
   last.attention_seconds = forward.attention_seconds;
+  last.append_seconds = forward.append_seconds;
   last.product_seconds = forward.product_seconds;
   sums.cascade_steps += forward.path == Path::cascade ? 1 : 0;
   sums.computed_tokens += batch.prefill_rows;

@@ -72,6 +72,7 @@ struct StepStats {
   std::int64_t kv_bytes_unique = 0;  ///< distinct bytes
   double plan_seconds = 0;
   double attention_seconds = 0;  ///< attention runs, appends excluded
+  double append_seconds = 0;     ///< writing keys and values into the cache
   double product_seconds = 0;    ///< matrix products
   double step_seconds = 0;       ///< everything, sampling included
 };

@@ -163,20 +163,20 @@ bool Scheduler::awaits_prefix(const Sample& sample) const {
   return false;
 }
 
-/// Free pages and cached ones that nobody uses, less what running prompts still need.
-std::int64_t Scheduler::available_pages() const {
-  std::int64_t pages = pool_.num_free();
-  if (options_.prefix_cache) {
-    const std::vector<std::int32_t> held = cache_.held_pages();
-    for (std::size_t page = 0; page < held.size(); ++page) {
-      if (held[page] > 0 && pool_.ref_count(static_cast<std::int32_t>(page)) == held[page]) ++pages;
-    }
-  }
+/// Whether `missing` more pages can be had: free ones and cached ones that nobody uses, less what running prompts still
+/// need and a page for each running sample to grow into (else the newcomer would soon be sent back).
+bool Scheduler::has_room_for(std::int64_t missing) const {
+  std::int64_t room = pool_.num_free() - missing;
   for (const auto& sample : running_) {
-    pages -= pages_for(static_cast<std::int64_t>(sample->tokens.size())) -
-             static_cast<std::int64_t>(pool_.pages(sample->sequence).size());
+    room -= 1 + pages_for(static_cast<std::int64_t>(sample->tokens.size())) -
+            static_cast<std::int64_t>(pool_.pages(sample->sequence).size());
   }
-  return pages;
+  if (room >= 0 || !options_.prefix_cache) return room >= 0;
+  const std::vector<std::int32_t> held = cache_.held_pages();
+  for (std::size_t page = 0; page < held.size(); ++page) {
+    if (held[page] > 0 && pool_.ref_count(static_cast<std::int32_t>(page)) == held[page]) ++room;
+  }
+  return room >= 0;
 }
 
 void Scheduler::admit(int budget, StepBatch& batch) {
@@ -196,7 +196,7 @@ void Scheduler::admit(int budget, StepBatch& batch) {
         pages_for(static_cast<std::int64_t>(sample.tokens.size())) - static_cast<std::int64_t>(cached.size());
     const int num_rows = static_cast<int>(std::min<std::int64_t>(sample.num_left(), budget));
     // Alone, it must be tried: only then can it be said to be too large.
-    const bool fits = running_.empty() || missing <= pool_.num_free() || missing <= available_pages();
+    const bool fits = running_.empty() || has_room_for(missing);
     if (!fits || !reserve(sample, num_rows, false, batch)) {
       pool_.release(sample.sequence);
       sample.sequence = -1;

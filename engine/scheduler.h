@@ -120,7 +120,7 @@ class Scheduler {
   void admit(int budget, StepBatch& batch);
   [[nodiscard]] bool awaits_prefix(const Sample& sample) const;
   [[nodiscard]] std::int64_t pages_for(std::int64_t num_tokens) const noexcept;
-  [[nodiscard]] std::int64_t available_pages() const;
+  [[nodiscard]] bool has_room_for(std::int64_t missing) const;
   void cache_pages(Sample& sample);
   void give_up_pages(Sample& sample);
   void insert_running(std::unique_ptr<Sample> sample);

@@ -341,6 +341,33 @@ TEST(Engine, RefusesBadRequestsAndOptionsByName) {
             "no error");
 }
 
+TEST(Engine, LogitsThatAreNotFiniteEndTheSampleWithAReason) {
+  // The embedding of one token is made NaN.
+  std::vector<std::byte> bytes = tiny_gguf();
+  const std::int32_t poisoned = 100;
+  {
+    const Gguf gguf = Gguf::from_bytes(bytes, "tiny");
+    const auto data = gguf.find_tensor("token_embd.weight")->data;
+    const std::size_t row_bytes = 128 * sizeof(float);
+    const std::size_t offset = static_cast<std::size_t>(data.data() - bytes.data()) + poisoned * row_bytes;
+    std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(offset), row_bytes, std::byte{0xFF});
+  }
+  ModelOptions model_options;
+  model_options.num_threads = 2;
+  model_options.weights = WeightType::f32;
+  const auto model = std::make_shared<const Model>(Gguf::from_bytes(bytes, "tiny"), model_options);
+  Engine engine(model, tiny_options());
+  Request bad = request_of({5, poisoned, 7, 8}, 4);
+  bad.num_samples = 2;
+  const auto completions = run_to_completion(engine, {&bad, 1});
+  for (const Completion& completion : completions) {
+    EXPECT_EQ(completion.finish, FinishReason::error);
+    EXPECT_EQ(completion.error, "logits at position 4 are not finite");
+  }
+  EXPECT_FALSE(engine.has_work());
+  engine.audit();
+}
+
 TEST(Engine, RefusesModelsThatItWouldGetWrong) {
   const auto message = [](const std::vector<std::byte>& bytes) -> std::string {
     try {
