@@ -1,9 +1,11 @@
 // A small pool of workers for short parallel regions.
 //
-// One region is one step of `epoch`: the caller stores the task, advances epoch and takes part as worker 0; each worker
-// runs its share and counts `running` down; the caller waits for zero. Both sides spin for a while (a region costs
-// about a microsecond then) and sleep afterwards; waking costs tens of microseconds. Where there are more workers than
-// processors, spinning would hold up the very thread that is waited for, so nobody spins.
+// A region has a ticket counter: each thread that is awake takes the next worker index and runs the task for it, the
+// caller too. So a region never waits for a thread that has not started yet - one that sleeps, or that the system runs
+// elsewhere -, only for shares that are being worked on. The ticket carries the number of its region; a late thread
+// cannot take a ticket of another one. Idle threads spin for a while and sleep afterwards: a region costs below a
+// microsecond while they spin, and waking takes tens. Where there are more threads than processors, spinning would hold
+// up the very thread that is waited for, so nobody spins.
 #include <sched.h>
 
 #include <atomic>
@@ -62,33 +64,59 @@ std::uint32_t wait_change(const std::atomic<std::uint32_t>& value, std::uint32_t
 struct ThreadPool::Impl {
   using Task = void (*)(void* context, int worker) noexcept;
 
-  alignas(64) std::atomic<std::uint32_t> epoch{0};
+  // Written by the caller between regions; read by whoever holds a ticket of the region.
   Task task = nullptr;
   void* context = nullptr;
-  bool stop = false;
-  alignas(64) std::atomic<std::uint32_t> running{0};
-  alignas(64) std::atomic<bool> busy{false};
+  int num_workers = 1;
   bool spin = true;
+
+  alignas(64) std::atomic<std::uint32_t> epoch{0};    ///< number of the region; changes wake the threads
+  alignas(64) std::atomic<std::uint64_t> ticket{0};   ///< region << 32 | next worker index
+  alignas(64) std::atomic<std::uint32_t> running{0};  ///< worker indices of the region not done yet
+  alignas(64) std::atomic<bool> busy{false};
+  std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
 
-  void work(int worker) noexcept {
-    std::uint32_t seen = 0;
+  /// Runs the task for worker indices that nobody has taken, until there are none.
+  void take_tickets() noexcept {
+    std::uint64_t now = ticket.load(std::memory_order_acquire);
     for (;;) {
-      seen = wait_change(epoch, seen, spin);
-      if (stop) return;
-      task(context, worker);
+      const auto worker = static_cast<std::uint32_t>(now);
+      if (worker >= static_cast<std::uint32_t>(num_workers)) return;
+      if (!ticket.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+      task(context, static_cast<int>(worker));
       if (running.fetch_sub(1, std::memory_order_acq_rel) == 1) running.notify_one();
+      now = ticket.load(std::memory_order_acquire);
     }
   }
 
-  void advance() noexcept {
-    epoch.fetch_add(1, std::memory_order_release);
+  void work() noexcept {
+    std::uint32_t seen = 0;
+    for (;;) {
+      seen = wait_change(epoch, seen, spin);
+      if (stop.load(std::memory_order_acquire)) return;
+      take_tickets();
+    }
+  }
+
+  void run(Task new_task, void* new_context) noexcept {
+    task = new_task;
+    context = new_context;
+    running.store(static_cast<std::uint32_t>(num_workers), std::memory_order_relaxed);
+    const std::uint32_t region = epoch.load(std::memory_order_relaxed) + 1;
+    ticket.store(std::uint64_t{region} << 32, std::memory_order_release);
+    epoch.store(region, std::memory_order_release);
     epoch.notify_all();
+    take_tickets();
+    for (std::uint32_t left = running.load(std::memory_order_acquire); left != 0;) {
+      left = wait_change(running, left, spin);
+    }
   }
 
   void join() noexcept {
-    stop = true;
-    advance();
+    stop.store(true, std::memory_order_release);
+    epoch.fetch_add(1, std::memory_order_release);
+    epoch.notify_all();
     for (std::thread& thread : threads) thread.join();
     threads.clear();
   }
@@ -101,11 +129,14 @@ ThreadPool::ThreadPool(int num_workers) : impl_(std::make_unique<Impl>()) {
   }
   const int processors = num_processors();
   if (num_workers == 0) num_workers = processors;
+  impl_->num_workers = num_workers;
   impl_->spin = num_workers <= processors;
+  // Every index taken: a thread that starts before the first region finds nothing to do.
+  impl_->ticket.store(static_cast<std::uint32_t>(num_workers), std::memory_order_relaxed);
   try {
     impl_->threads.reserve(static_cast<std::size_t>(num_workers - 1));
     for (int worker = 1; worker < num_workers; ++worker) {
-      impl_->threads.emplace_back([impl = impl_.get(), worker] { impl->work(worker); });
+      impl_->threads.emplace_back([impl = impl_.get()] { impl->work(); });
     }
   } catch (...) {
     impl_->join();
@@ -118,26 +149,17 @@ ThreadPool::~ThreadPool() {
 }
 
 int ThreadPool::num_workers() const noexcept {
-  return static_cast<int>(impl_->threads.size()) + 1;
+  return impl_->num_workers;
 }
 
 void ThreadPool::parallel(void (*task)(void* context, int worker) noexcept, void* context) {
-  Impl& impl = *impl_;
-  const int workers = num_workers();
   // A call from inside a task (or from a second thread) finds the workers taken and does everything itself.
-  if (workers == 1 || impl.busy.exchange(true, std::memory_order_acquire)) {
-    for (int worker = 0; worker < workers; ++worker) task(context, worker);
+  if (impl_->num_workers == 1 || impl_->busy.exchange(true, std::memory_order_acquire)) {
+    for (int worker = 0; worker < impl_->num_workers; ++worker) task(context, worker);
     return;
   }
-  impl.task = task;
-  impl.context = context;
-  impl.running.store(static_cast<std::uint32_t>(workers - 1), std::memory_order_relaxed);
-  impl.advance();
-  task(context, 0);
-  for (std::uint32_t running = impl.running.load(std::memory_order_acquire); running != 0;) {
-    running = wait_change(impl.running, running, impl.spin);
-  }
-  impl.busy.store(false, std::memory_order_release);
+  impl_->run(task, context);
+  impl_->busy.store(false, std::memory_order_release);
 }
 
 }  // namespace headwater

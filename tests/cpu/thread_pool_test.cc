@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -84,6 +85,36 @@ TEST(ThreadPool, WaitsForSlowWorkers) {
       },
       &done);
   EXPECT_EQ(done.load(), 2);
+}
+
+// A region in which each share takes a while is shared out among the threads.
+TEST(ThreadPool, SeveralThreadsTakePart) {
+  ThreadPool pool(2);
+  for (int attempt = 0; attempt < 20; ++attempt) {  // a busy machine may run the second thread too late, but not always
+    std::array<std::thread::id, 2> ids;
+    pool.parallel(
+        [](void* context, int worker) noexcept {
+          (*static_cast<std::array<std::thread::id, 2>*>(context))[static_cast<std::size_t>(worker)] =
+              std::this_thread::get_id();
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        },
+        &ids);
+    if (ids[0] != ids[1]) return;
+  }
+  FAIL() << "one thread did everything";
+}
+
+// The caller does not wait for a thread that has not started its share.
+TEST(ThreadPool, ManyThreadsOnFewProcessors) {
+  ThreadPool pool(64);
+  Counts counts;
+  counts.of_worker.resize(64);
+  for (int i = 0; i < 50; ++i) {
+    counts.generation = i;
+    pool.parallel(count, &counts);
+    ASSERT_EQ(std::accumulate(counts.of_worker.begin(), counts.of_worker.end(), 0), (i + 1) * 64);
+  }
+  EXPECT_EQ(counts.wrong.load(), 0);
 }
 
 struct Nested {
