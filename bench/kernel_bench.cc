@@ -271,6 +271,7 @@ class Bench {
                 s_.invariant ? " invariant" : "", peak);
     std::printf("%8s %8s | %9s %8s %8s %6s | %9s %8s %6s %9s\n", "rows", "stacked", "ns cached", "GFLOP/s", "limit",
                 "x", "ns memory", "limit", "x", "read GB/s");
+    std::printf("merge of 8 states: %.1f ns a state and query head\n", time_merge(kv, 8));
     for (const int rows : s_.rows) {
       const double flops = 2.0 * (s_.dqk + s_.dvo) * rows * s_.hq / s_.hkv;
       const double bytes = static_cast<double>(es_) * (s_.mla ? s_.dqk : s_.dqk + s_.dvo);
@@ -295,8 +296,7 @@ class Bench {
     });
   }
 
-  /// ns per key and KV head, all threads together.
-  double time(const KvCache& kv, int rows, bool cached) {
+  [[nodiscard]] cpu::AttendParams params(const KvCache& kv) const {
     cpu::AttendParams p;
     p.num_qo_heads = s_.hq;
     p.num_kv_heads = s_.hkv;
@@ -310,6 +310,36 @@ class Bench {
     p.rows = ranges_.data();
     p.sm_scale = 1.0F / std::sqrt(static_cast<float>(s_.dqk));
     p.batch_invariant = s_.invariant;
+    return p;
+  }
+
+  /// ns per state and query head of merging `count` states of a row (states of 64 rows in turn, so in L2 or L3).
+  double time_merge(const KvCache& kv, int count) {
+    constexpr int kRows = 64;
+    const auto heads = static_cast<std::size_t>(kRows * count * s_.hq);
+    std::vector<float> o(heads * static_cast<std::size_t>(s_.dvo), 0.5F);
+    std::vector<float> lse(heads, 1.0F);
+    std::vector<char> out(static_cast<std::size_t>(s_.hq * s_.dvo) * 4);
+    cpu::AttendParams p = params(kv);
+    p.partial_o = o.data();
+    p.partial_lse = lse.data();
+    p.out = {out.data(), s_.q, std::int64_t{s_.hq} * s_.dvo, s_.dvo};
+    std::vector<double> samples;
+    for (int rep = 0; rep < 20; ++rep) {
+      const double begin = cpu_now();
+      for (std::int32_t row = 0; row < kRows; ++row) {
+        std::vector<std::int32_t> slots;
+        for (int i = 0; i < count; ++i) slots.push_back(row * count + i);
+        cpu::kernels_for(s_.isa).merge_row(p, 0, slots.data(), count);
+      }
+      samples.push_back(cpu_now() - begin);
+    }
+    return quantile(samples, 0.25) / (static_cast<double>(kRows) * count * s_.hq) * 1e9;
+  }
+
+  /// ns per key and KV head, all threads together.
+  double time(const KvCache& kv, int rows, bool cached) {
+    cpu::AttendParams p = params(kv);
     const cpu::Kernels& kernels = cpu::kernels_for(s_.isa);
     const std::size_t scratch_bytes = kernels.scratch_bytes(p, rows);
     const int pages_per_item = s_.keys / s_.page;

@@ -252,7 +252,7 @@ class FewRows {
     for (int row = 0; row < rows_; ++row) {
       const detail::RowRange& range = p.rows[view_.query_row(row)];
       const std::int32_t hi = range.hi < tile_end ? range.hi : tile_end;
-      const auto sinks = static_cast<std::int32_t>(p.num_sink_tokens);
+      const auto sinks = static_cast<std::int32_t>(p.num_sink_tokens < hi ? p.num_sink_tokens : hi);
       for (int v = 0; v < kVectors; ++v) {
         float* at = scores_ + row * kTileKeys + v * kL;
         F x = V::load(at);

@@ -44,6 +44,7 @@ struct Narrow {
   [[gnu::always_inline]] static inline void scores(const char* const* keys, int count, const float* q, int rows,
                                                    int units, F scale, float* transposed, float* to, F& greatest,
                                                    TilePrefetch<V>& ahead, const Load& load) noexcept {
+    ahead.block();
     transpose_keys(keys, count, units, transposed, load);
     alignas(64) float s[kL][kKeys] = {};
     for_blocks<4>(rows, [&]<int NM>(int m) {
@@ -89,6 +90,7 @@ struct Narrow {
   [[gnu::always_inline]] static inline void value_block(const float* weights, const float* values, std::int64_t v_step,
                                                         int units, int dim, const float* alpha, int row, float* o,
                                                         TilePrefetch<V>& ahead) noexcept {
+    ahead.block();
     F acc[NM][NV];
     float* at = o + std::int64_t{row} * dim;
 #pragma GCC unroll 4

@@ -56,7 +56,15 @@ struct TilePrefetch {
   const char* const* v_row = nullptr;  ///< what follows
   const char* const* v_end = nullptr;
   int v_bytes = 0;
+  int share = 0;  ///< lines before a register block
 
+  static constexpr bool kInLoop = V::kRegisters == 32;
+
+  [[gnu::always_inline]] inline void block() noexcept {
+    if constexpr (!kInLoop) {
+      for (int i = 0; i < share; ++i) one();
+    }
+  }
   [[gnu::always_inline]] inline void one() noexcept {
     if (row == end) return;
     V::prefetch_far(*row + at);
@@ -80,7 +88,9 @@ struct PrefetchStep {
   TilePrefetch<V>& lines;
   [[gnu::always_inline]] inline void operator()() const noexcept {
 #pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) lines.one();
+    for (int i = 0; i < N; ++i) {
+      if constexpr (TilePrefetch<V>::kInLoop) lines.one();
+    }
   }
 };
 
