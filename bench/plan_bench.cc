@@ -1,7 +1,7 @@
 // Times of planning on the host: from nothing, updated with the changes given, updated by comparing the whole table.
 //   plan_bench [repetitions]
-// Batches: B requests of `pages` pages of 16 tokens, the first half of the pages shared by all, decode steps (each request
-// grows by a token a step, and every 16th step by a page). Prints median and minimum in microseconds.
+// Batches: B requests of `pages` pages of 16 tokens, the first half of the pages shared by all, decode steps (each
+// request grows by a token a step, and every 16th step by a page). Prints median and minimum in microseconds.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -88,9 +88,8 @@ void bench(int requests, int pages, int shared, bool groups, int repetitions) {
   const AttentionShape shape;
   const PlanOptions options;
   Plan plan = planner.plan(shape, tables.batch(), options);
-  time("cold", std::max(5, repetitions / 8), [&] {
-    return microseconds([&] { plan = planner.plan(shape, tables.batch(), options); });
-  });
+  time("cold", std::max(5, repetitions / 8),
+       [&] { return microseconds([&] { plan = planner.plan(shape, tables.batch(), options); }); });
   std::vector<std::int32_t> all(static_cast<std::size_t>(requests));
   std::iota(all.begin(), all.end(), 0);
   Changes changes;

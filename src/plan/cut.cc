@@ -36,7 +36,8 @@ Thresholds thresholds_of(const PlanOptions& options, Policy policy) noexcept {
 
 bool Cutter::may_close(const Node& node, std::int32_t run_begin, const Thresholds& t) const noexcept {
   if (node.num_members < std::max(2, t.min_members) || node.cut <= run_begin) return false;
-  return ceil_div(node.cut - node.origin, page_size_) - (run_begin - node.origin) / page_size_ >= t.min_pages;
+  const std::int32_t page_size = page_size_[static_cast<std::size_t>(node.view)];
+  return ceil_div(node.cut - node.origin, page_size) - (run_begin - node.origin) / page_size >= t.min_pages;
 }
 
 void Cutter::close_all(const Forest& f, Closed& closed) const {
@@ -61,7 +62,8 @@ void Cutter::close_best(const Forest& f, Closed& closed) const {
     const Node& node = f.nodes[i];
     run[i] = f.levels || node.parent < 0 ? node.tok_begin : run[static_cast<std::size_t>(node.parent)];
     if (!may_close(node, run[i], t)) continue;
-    const std::int64_t saved = std::int64_t{(node.cut - run[i]) / page_size_} * (node.num_members - 1);
+    const std::int32_t page_size = page_size_[static_cast<std::size_t>(node.view)];
+    const std::int64_t saved = std::int64_t{ceil_div(node.cut - run[i], page_size)} * (node.num_members - 1);
     if (saved <= most) continue;
     most = saved;
     best = i;
@@ -83,10 +85,11 @@ void Cutter::close_vllm(const Forest& f, const PlanData& plan, Closed& closed) c
     if (rows == 0) continue;
     ++running;
     one_row_each = one_row_each && rows == 1;
-    prefix = std::min<std::int64_t>(prefix, plan.rows[static_cast<std::size_t>(qo[b])].pos);  // computed before the step
+    prefix =
+        std::min<std::int64_t>(prefix, plan.rows[static_cast<std::size_t>(qo[b])].pos);  // computed before the step
   }
   if (at(f, 0).num_members != running || running < 8) return;
-  prefix = std::max<std::int64_t>(0, prefix) / page_size_ * page_size_;
+  prefix = std::max<std::int64_t>(0, prefix) / page_size_[0] * page_size_[0];
   if (prefix < 256) return;
   const AttentionShape& s = plan.shape;
   bool use = !one_row_each || s.group_size() == 1;
@@ -95,8 +98,7 @@ void Cutter::close_vllm(const Forest& f, const PlanData& plan, Closed& closed) c
     const auto ceil = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
     const std::int64_t tiles = ceil(prefix, 128);
     const std::int64_t cascade = ceil(s.num_qo_heads * ceil(running, 128), sms) * tiles;
-    const std::int64_t split_kv =
-        ceil(std::int64_t{running} * s.num_kv_heads * ceil(s.group_size(), 128) * tiles, sms);
+    const std::int64_t split_kv = ceil(std::int64_t{running} * s.num_kv_heads * ceil(s.group_size(), 128) * tiles, sms);
     use = cascade < split_kv;
   }
   if (use && may_close(at(f, 0), at(f, 0).tok_begin, thresholds_of(o, Policy::vllm))) closed[0] = 1;
@@ -116,8 +118,8 @@ void Cutter::close_cheapest_levels(const Forest& f, Closed& closed) const {
   }
 }
 
-// best_[offset_[n] + k]: least cost of everything that the members of node n read from the start of run k on, where run k
-// starts at the k-th ancestor (k = depth: at n itself). Closing costs one piece for all members, and then each child
+// best_[offset_[n] + k]: least cost of everything that the members of node n read from the start of run k on, where run
+// k starts at the k-th ancestor (k = depth: at n itself). Closing costs one piece for all members, and then each child
 // starts a run of its own; pushing down costs nothing here but every child reads the run again. First reads of a page
 // cost the same in every cut and are left out.
 void Cutter::close_cheapest(const Forest& f, Closed& closed) {
@@ -196,8 +198,15 @@ void Cutter::make_flat_pieces(const Forest& f, std::span<const Entry> entries, s
     for (const Node& node : f.nodes) {
       if (node.tok_begin >= node.cut) continue;
       for (std::int32_t k = 0; k < node.num_members; ++k) {
-        piece = {node.tok_begin, node.cut, node.page_base, node.origin, node.view, 0, 1,
-                 f.order[static_cast<std::size_t>(node.member_begin + k)], 0};
+        piece = {node.tok_begin,
+                 node.cut,
+                 node.page_base,
+                 node.origin,
+                 node.view,
+                 0,
+                 1,
+                 f.order[static_cast<std::size_t>(node.member_begin + k)],
+                 0};
         pieces.push_back(piece);
       }
     }
@@ -213,8 +222,8 @@ void Cutter::make_flat_pieces(const Forest& f, std::span<const Entry> entries, s
 void Cutter::make_pieces(const Forest& f, std::span<const Entry> entries, const Closed& closed,
                          std::vector<Piece>& pieces) {
   pieces.clear();
-  std::vector<std::int32_t> run(f.nodes.size());    // first token of a node's run
-  std::vector<std::uint8_t> at_root(f.nodes.size()); // the run begins with its tree
+  std::vector<std::int32_t> run(f.nodes.size());      // first token of a node's run
+  std::vector<std::uint8_t> at_root(f.nodes.size());  // the run begins with its tree
   for (std::size_t i = 0; i < f.nodes.size(); ++i) {
     const Node& node = f.nodes[i];
     const auto parent = static_cast<std::size_t>(std::max(0, node.parent));
@@ -236,12 +245,13 @@ void Cutter::make_pieces(const Forest& f, std::span<const Entry> entries, const 
       std::int32_t source = first;
       for (std::int32_t k = 1; k < node.num_members; ++k) {
         const std::int32_t e = f.order[static_cast<std::size_t>(node.member_begin + k)];
-        if (entries[static_cast<std::size_t>(e)].page_begin < entries[static_cast<std::size_t>(source)].page_begin) source = e;
+        if (entries[static_cast<std::size_t>(e)].page_begin < entries[static_cast<std::size_t>(source)].page_begin)
+          source = e;
       }
       page_base = entries[static_cast<std::size_t>(source)].page_base;
     }
-    pieces.push_back({run[i], node.cut, page_base, node.origin, node.view, node.member_begin, node.num_members, first,
-                      node.depth});
+    pieces.push_back(
+        {run[i], node.cut, page_base, node.origin, node.view, node.member_begin, node.num_members, first, node.depth});
   }
   if (!f.split_entries) return;
   // Entries that take part in several trees: neighbouring stretches that only they read are one piece.
@@ -286,7 +296,8 @@ std::int64_t Cutter::cached_rereads_ps(const Forest& f, const Closed& closed) {
     }
     if (f.levels || node.parent < 0) continue;
     // Those that carry this node's ancestors with them.
-    if (closed[static_cast<std::size_t>(node.parent)] == 0) readers_[static_cast<std::size_t>(node.parent)] += readers_[self];
+    if (closed[static_cast<std::size_t>(node.parent)] == 0)
+      readers_[static_cast<std::size_t>(node.parent)] += readers_[self];
   }
   return saved;
 }

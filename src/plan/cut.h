@@ -1,6 +1,6 @@
 // Which shared spans are split off: a policy closes nodes of the forest. A closed node is read in one piece by all its
-// members, together with the ancestors that were not closed ("pushed down"); what is never closed reaches the leaves, each
-// of which is read by its own request. So flat is the forest with nothing closed.
+// members, together with the ancestors that were not closed ("pushed down"); what is never closed reaches the leaves,
+// each of which is read by its own request. So flat is the forest with nothing closed.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ using Closed = std::vector<std::uint8_t>;
 
 class Cutter {
  public:
-  Cutter(const CostModel& cost, const PlanOptions& options, int page_size) noexcept
+  /// `page_size`: of each view.
+  Cutter(const CostModel& cost, const PlanOptions& options, std::span<const std::int32_t> page_size) noexcept
       : cost_(&cost), options_(&options), page_size_(page_size) {}
 
   /// Every span that passes the thresholds.
@@ -51,7 +52,7 @@ class Cutter {
 
   const CostModel* cost_;
   const PlanOptions* options_;
-  int page_size_;
+  std::span<const std::int32_t> page_size_;
   std::vector<std::int64_t> best_;         ///< least cost below a node for each start of its run
   std::vector<std::uint8_t> choice_;       ///< 1: close
   std::vector<std::int64_t> offset_;       ///< of a node in best_

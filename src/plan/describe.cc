@@ -99,8 +99,8 @@ void describe_forest(const PlanData& p, const CostModel& cost, std::string& out)
         ++listed;
         if (!r.shared) ++leaves[parent_of(node)];
         out.append(2 + 2 * static_cast<std::size_t>(node.depth), ' ');
-        append(out, "[", std::to_string(r.tok_begin), ", ", std::to_string(r.tok_end), ") ", plural(r.pages, "page"), ", ",
-               members_of(p, node));
+        append(out, "[", std::to_string(r.tok_begin), ", ", std::to_string(r.tok_end), ") ", plural(r.pages, "page"),
+               ", ", members_of(p, node));
         if (r.shared) append(out, "; ", r.reason);
         append(out, "\n");
       }

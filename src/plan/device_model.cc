@@ -1,5 +1,7 @@
 #include "headwater/device_model.h"
 
+#include "headwater/cpu.h"
+
 namespace headwater {
 
 DeviceModel DeviceModel::for_isa(Isa isa) {
@@ -10,7 +12,7 @@ DeviceModel DeviceModel::for_isa(Isa isa) {
 }
 
 DeviceModel DeviceModel::default_cpu() {
-  return for_isa(Isa::avx512_bf16);
+  return for_isa(cpu::detect_isa());
 }
 
 }  // namespace headwater

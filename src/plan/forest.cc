@@ -11,7 +11,8 @@
 namespace headwater::detail {
 namespace {
 
-/// Pages to look at before the next member: doubled while all agree, so that little is compared behind the end of a run.
+/// Pages to look at before the next member: doubled while all agree, so that little is compared behind the end of a
+/// run.
 constexpr std::int32_t kFirstBlock = 64;
 /// A tree may reach back this far whatever that masks.
 constexpr std::int32_t kShortReach = 4;
@@ -105,8 +106,8 @@ void ForestBuilder::build(std::span<const Entry> entries, std::span<const std::i
   }
 }
 
-/// Group number of each member by its page at `page`: equal numbers, equal pages. Null pages and members that have ended
-/// are alone. Numbers go up in order of first appearance.
+/// Group number of each member by its page at `page`: equal numbers, equal pages. Null pages and members that have
+/// ended are alone. Numbers go up in order of first appearance.
 void ForestBuilder::by_id(std::span<const std::int32_t> members, std::int32_t page, std::vector<std::int32_t>& keys) {
   ids_.begin(members.size());
   keys.resize(members.size());
@@ -145,8 +146,8 @@ void ForestBuilder::group(std::vector<std::int32_t>& members) {
   members.clear();
 }
 
-/// Different starts: clusters of members that meet at the later of two starts, each grouped from its latest start on. The
-/// stretches before that remain in `members`.
+/// Different starts: clusters of members that meet at the later of two starts, each grouped from its latest start on.
+/// The stretches before that remain in `members`.
 void ForestBuilder::group_by_start(std::vector<std::int32_t>& members) {
   const std::size_t n = members.size();
   forest_->mixed_starts = true;
@@ -242,9 +243,8 @@ void ForestBuilder::split_cluster(std::span<const std::int32_t> cluster, std::in
 /// How far before `base` a tree of `members` may begin: while all that have started agree, and mask not too much.
 std::int32_t ForestBuilder::reach_back(std::span<const std::int32_t> members, std::int32_t base) {
   std::vector<std::int32_t> by_start(members.begin(), members.end());
-  std::ranges::sort(by_start, [&](std::int32_t a, std::int32_t b) {
-    return start(a) != start(b) ? start(a) < start(b) : a < b;
-  });
+  std::ranges::sort(by_start,
+                    [&](std::int32_t a, std::int32_t b) { return start(a) != start(b) ? start(a) < start(b) : a < b; });
   std::size_t visible = by_start.size();
   std::int32_t page = base;
   while (page > 0 && (page - 1) * page_size_ >= sinks_) {
@@ -289,7 +289,8 @@ std::int32_t ForestBuilder::common_run(const std::int32_t* members, std::int32_t
   return done;
 }
 
-/// Groups order[begin, begin + count) by page id at `page`, stable; counts_ holds the sizes. Returns the number of groups.
+/// Groups order[begin, begin + count) by page id at `page`, stable; counts_ holds the sizes. Returns the number of
+/// groups.
 std::int32_t ForestBuilder::partition(std::int32_t begin, std::int32_t count, std::int32_t page) {
   const std::span<std::int32_t> members(forest_->order.data() + begin, static_cast<std::size_t>(count));
   by_id(members, page, keys_);

@@ -1,9 +1,9 @@
 // The sharing forest: which runs of pages are named by several requests at the same absolute positions.
 //
 // A radix tree over page ids by position, read off the tables alone. Members are grouped by the page id behind a common
-// run, groups ordered by their first request; every page of every table is compared once or twice, so the cost is linear in
-// the tables. Entries that start at different pages are grouped from the latest start on; where the earlier ones agree, a
-// tree reaches back before that start, and rows that start later are masked there.
+// run, groups ordered by their first request; every page of every table is compared once or twice, so the cost is
+// linear in the tables. Entries that start at different pages are grouped from the latest start on; where the earlier
+// ones agree, a tree reaches back before that start, and rows that start later are masked there.
 #pragma once
 
 #include <cstdint>
@@ -70,11 +70,11 @@ class ForestBuilder {
   Forest* forest_ = nullptr;
 
   IdMap ids_;
-  std::vector<std::int32_t> end_;         ///< [entries] page where an entry's current stretch ends
-  std::vector<std::int32_t> keys_;        ///< group number of each member
-  std::vector<std::int32_t> counts_;      ///< members of each group
-  std::vector<std::int32_t> scattered_;   ///< members, grouped
-  std::vector<std::int32_t> root_set_;    ///< union-find of clusters
+  std::vector<std::int32_t> end_;        ///< [entries] page where an entry's current stretch ends
+  std::vector<std::int32_t> keys_;       ///< group number of each member
+  std::vector<std::int32_t> counts_;     ///< members of each group
+  std::vector<std::int32_t> scattered_;  ///< members, grouped
+  std::vector<std::int32_t> root_set_;   ///< union-find of clusters
   std::vector<Pending> stack_;
 };
 

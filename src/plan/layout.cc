@@ -137,7 +137,8 @@ void read_levels(const Batch& batch, const PlanOptions& options, PlanData& plan)
   for (std::size_t i = 0; i < forest.nodes.size(); ++i) {
     Node& node = forest.nodes[i];
     node.subtree_end = static_cast<std::int32_t>(i) + 1;
-    for (std::int32_t up = static_cast<std::int32_t>(i) - 1; up >= 0; up = forest.nodes[static_cast<std::size_t>(up)].parent) {
+    for (std::int32_t up = static_cast<std::int32_t>(i) - 1; up >= 0;
+         up = forest.nodes[static_cast<std::size_t>(up)].parent) {
       const Node& above = forest.nodes[static_cast<std::size_t>(up)];
       if (above.depth < node.depth && node.member_begin < above.member_begin + above.num_members) {
         node.parent = up;

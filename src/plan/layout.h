@@ -11,8 +11,8 @@ namespace headwater::detail {
 /// Places kept for a table of `num_pages` ids: a pure function of the length, with room to grow.
 [[nodiscard]] std::int32_t region_size(std::int32_t num_pages) noexcept;
 
-/// Tables of a checked batch in page-table form, with their regions. Throws Error (unsupported) where there are too many ids.
-/// Returns the size of all regions.
+/// Tables of a checked batch in page-table form, with their regions. Throws Error (unsupported) where there are too
+/// many ids. Returns the size of all regions.
 std::int32_t read_tables(const Batch& batch, std::vector<Table>& tables);
 
 /// Copies all ids into regions; unused places hold -1.

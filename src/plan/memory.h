@@ -1,9 +1,9 @@
 // What the planner knows about a batch, beyond what run reads: tables in a uniform form, entries, the forest.
 //
-// A *table* is a list of pages with a length: one per request, or one per node of an explicit level. Page ids are kept in
-// PlanData::page_ids, one region per table. A region's size is a pure function of the table's length, with slack, so that
-// a decode step seldom moves a region, and a plan made by an update equals one made from nothing.
-// An *entry* is one request's visible stretch of tokens: one, or two where leading sink tokens lie apart from the window.
+// A *table* is a list of pages with a length: one per request, or one per node of an explicit level. Page ids are kept
+// in PlanData::page_ids, one region per table. A region's size is a pure function of the table's length, with slack, so
+// that a decode step seldom moves a region, and a plan made by an update equals one made from nothing. An *entry* is
+// one request's visible stretch of tokens: one, or two where leading sink tokens lie apart from the window.
 #pragma once
 
 #include <cstdint>
@@ -38,11 +38,13 @@ struct Entry {
   friend bool operator==(const Entry&, const Entry&) = default;
 };
 
-/// A node of the sharing forest: a run of pages that the same entries share. Nodes are in depth-first order; the members of a
-/// node are contiguous in Forest::order. A node with one member is a leaf, and every path ends in one (it may be empty).
+/// A node of the sharing forest: a run of pages that the same entries share. Nodes are in depth-first order; the
+/// members of a node are contiguous in Forest::order. A node with one member is a leaf, and every path ends in one (it
+/// may be empty).
 struct Node {
   std::int32_t tok_begin = 0;
-  std::int32_t cut = 0;  ///< where a piece that ends here ends: tok_end, or in batch-invariant mode a chunk border before it
+  std::int32_t cut =
+      0;  ///< where a piece that ends here ends: tok_end, or in batch-invariant mode a chunk border before it
   std::int32_t tok_end = 0;  ///< where what the members have in common ends
   std::int32_t page_begin = 0;
   std::int32_t page_end = 0;
@@ -61,9 +63,9 @@ struct Forest {
   std::vector<Node> nodes;
   std::vector<std::int32_t> order;    ///< entries
   std::vector<std::int32_t> leaf_of;  ///< [entries] the leaf where an entry ends
-  bool split_entries = false;       ///< some entry takes part in several trees (different starts)
-  bool mixed_starts = false;   ///< the entries of a tree need not all start at its root's first page
-  bool levels = false;              ///< nodes are an explicit cascade: a piece never spans two of them
+  bool split_entries = false;         ///< some entry takes part in several trees (different starts)
+  bool mixed_starts = false;          ///< the entries of a tree need not all start at its root's first page
+  bool levels = false;                ///< nodes are an explicit cascade: a piece never spans two of them
 };
 
 /// A token span and the entries that read it in one go.
@@ -85,8 +87,8 @@ struct PlanData::Memory {
   std::vector<Table> tables;
   std::int32_t null_page = -1;
 
-  std::vector<std::int32_t> level_size;                ///< nodes of each level; empty: page tables of requests
-  std::vector<std::vector<std::int32_t>> level_indptr; ///< qo_indptr of each level
+  std::vector<std::int32_t> level_size;                 ///< nodes of each level; empty: page tables of requests
+  std::vector<std::vector<std::int32_t>> level_indptr;  ///< qo_indptr of each level
 
   std::vector<Entry> entries;
   std::vector<std::int32_t> row_first;  ///< batch-invariant mode: a row's first visible position

@@ -1,9 +1,9 @@
 // What a plan is: flat arrays of plain structs, the same for every back end.
 //
-// A *piece* is a token span together with the query rows that read it in one go. Pieces are cut into *work items* of about
-// chunk_tokens tokens and at most max_tile_rows stacked rows. Every item leaves one state (O, LSE) per row: straight in the
-// output where it is the row's only one, else in a partial slot; then rows with several states are merged in a fixed order
-// (ascending position). Positions are absolute token positions of a request.
+// A *piece* is a token span together with the query rows that read it in one go. Pieces are cut into *work items* of
+// about chunk_tokens tokens and at most max_tile_rows stacked rows. Every item leaves one state (O, LSE) per row:
+// straight in the output where it is the row's only one, else in a partial slot; then rows with several states are
+// merged in a fixed order (ascending position). Positions are absolute token positions of a request.
 #pragma once
 
 #include <cstdint>
@@ -57,12 +57,12 @@ struct PlanData {
   PlanOptions options;
   PlanStats stats;
 
-  std::vector<std::int32_t> page_size;   ///< [views]
-  std::vector<std::int64_t> num_pages;   ///< [views] pool size that ids were checked against
-  std::vector<std::int32_t> page_ids;    ///< the page ids that items index
-  std::vector<RowRange> rows;            ///< [R]
-  std::vector<std::int32_t> item_rows;   ///< query rows of all items
-  std::vector<WorkItem> items;           ///< in the order in which workers should take them: longest first
+  std::vector<std::int32_t> page_size;     ///< [views]
+  std::vector<std::int64_t> num_pages;     ///< [views] pool size that ids were checked against
+  std::vector<std::int32_t> page_ids;      ///< the page ids that items index
+  std::vector<RowRange> rows;              ///< [R]
+  std::vector<std::int32_t> item_rows;     ///< query rows of all items
+  std::vector<WorkItem> items;             ///< in the order in which workers should take them: longest first
   std::vector<std::int32_t> merge_rows;    ///< [M] rows with more than one state
   std::vector<std::int32_t> merge_indptr;  ///< [M+1]
   std::vector<std::int32_t> merge_slots;   ///< partial slots, ascending position

@@ -1,13 +1,11 @@
 // The planner: validate -> tables -> rows -> forest -> cut -> schedule -> workspace.
-#include "headwater/plan.h"
-
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <limits>
 #include <utility>
 
 #include "cpu/scratch.h"
+#include "headwater/plan.h"
 #include "plan/cut.h"
 #include "plan/forest.h"
 #include "plan/layout.h"
@@ -28,8 +26,8 @@ std::size_t align(std::size_t bytes) {
   return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
 
-/// Bytes that a worker needs whatever kernel runs: the SIMD kernels' formula, and the scalar kernel's (q, two states and
-/// four numbers a stacked row; one key and one value).
+/// Bytes that a worker needs whatever kernel runs: the SIMD kernels' formula, and the scalar kernel's (q, two states
+/// and four numbers a stacked row; one key and one value).
 std::size_t scratch_bytes(const AttentionShape& s, int max_rows) {
   const cpu::ScratchShape shape{s.num_kv_heads, s.group_size(), s.head_dim_qk, s.head_dim_vo, true};
   const std::size_t stacked = static_cast<std::size_t>(max_rows) * static_cast<std::size_t>(s.group_size());
@@ -131,7 +129,7 @@ struct Planner::Scratch {
   std::vector<Piece> pieces;
   std::vector<Piece> flat_pieces;
 
-  std::vector<Table> tables;       // of update()
+  std::vector<Table> tables;  // of update()
   std::vector<Entry> old_entries;
   std::vector<RowRange> old_rows;
   std::vector<std::uint8_t> fate;  // of each request
@@ -210,7 +208,7 @@ void Planner::Scratch::decide(PlanData& plan) {
   const Forest& f = memory.forest;
   const CostModel cost(plan.shape, plan.options, model);
   plan.num_workers = cost.num_workers();
-  Cutter cutter(cost, plan.options, plan.page_size[0]);
+  Cutter cutter(cost, plan.options, plan.page_size);
 
   Cutter::make_flat_pieces(f, memory.entries, flat_pieces);
   closed.assign(f.nodes.size(), 0);
@@ -235,17 +233,27 @@ void Planner::Scratch::decide(PlanData& plan) {
   best_closed.assign(f.nodes.size(), 0);
   for (std::size_t i = 0; i < num_candidates; ++i) {
     switch (candidates[i]) {
-      case Policy::automatic: cutter.close_cheapest(f, closed); break;
-      case Policy::two_level: cutter.close_best(f, closed); break;
-      case Policy::vllm: cutter.close_vllm(f, plan, closed); break;
-      case Policy::forest: cutter.close_all(f, closed); break;
-      case Policy::flat: break;
+      case Policy::automatic:
+        cutter.close_cheapest(f, closed);
+        break;
+      case Policy::two_level:
+        cutter.close_best(f, closed);
+        break;
+      case Policy::vllm:
+        cutter.close_vllm(f, plan, closed);
+        break;
+      case Policy::forest:
+        cutter.close_all(f, closed);
+        break;
+      case Policy::flat:
+        break;
     }
     if (closed == best_closed || std::ranges::find(closed, 1) == closed.end()) continue;
     Cutter::make_pieces(f, memory.entries, closed, pieces);
     const Estimate estimate = scheduler.estimate(cost, plan, pieces, cutter.cached_rereads_ps(f, closed));
     // A forced policy is taken as it is; the cost model must see a gain, and over flat one of 2 %.
-    const std::int64_t bar = memory.chosen == Policy::flat ? best.predicted_ps - best.predicted_ps / 50 : best.predicted_ps;
+    const std::int64_t bar =
+        memory.chosen == Policy::flat ? best.predicted_ps - best.predicted_ps / 50 : best.predicted_ps;
     current = policy != Policy::automatic || estimate.predicted_ps < bar;
     if (!current) continue;
     best = estimate;
@@ -269,9 +277,10 @@ void Planner::Scratch::decide(PlanData& plan) {
     if (piece.num_members < 2) continue;
     const std::int32_t page_size = plan.page_size[static_cast<std::size_t>(piece.view)];
     const std::int32_t begin = f.mixed_starts ? shared_begin(memory, piece) : piece.tok_begin;
-    plan.spans.push_back({begin, piece.tok_end - begin,
-                          (piece.tok_end - piece.origin + page_size - 1) / page_size - (begin - piece.origin) / page_size,
-                          piece.num_members, piece.depth});
+    plan.spans.push_back(
+        {begin, piece.tok_end - begin,
+         (piece.tok_end - piece.origin + page_size - 1) / page_size - (begin - piece.origin) / page_size,
+         piece.num_members, piece.depth});
   }
   set_workspace(plan);
   set_stats(cost, plan);
@@ -312,14 +321,15 @@ enum Fate : std::uint8_t { kSame, kGrown, kOther };
 void check_list(std::span<const std::int32_t> list, const char* name, std::int32_t count) {
   for (std::size_t i = 0; i < list.size(); ++i) {
     if (list[i] >= 0 && list[i] < count) continue;
-    throw Error(ErrorCode::invalid_argument, "changes." + std::string(name) + "[" + std::to_string(i) + "] = " +
-                                                 std::to_string(list[i]) + ", expected 0.." + std::to_string(count - 1));
+    throw Error(ErrorCode::invalid_argument, "changes." + std::string(name) + "[" + std::to_string(i) +
+                                                 "] = " + std::to_string(list[i]) + ", expected 0.." +
+                                                 std::to_string(count - 1));
   }
 }
 
 bool same_ids(const PlanData& plan, const Batch& batch, const Table& old, std::size_t b) {
-  return std::memcmp(batch.kv.indices.data() + batch.kv.indptr[b], plan.page_ids.data() + old.region,
-                     static_cast<std::size_t>(old.num_pages) * sizeof(std::int32_t)) == 0;
+  const std::int32_t* now = batch.kv.indices.data() + batch.kv.indptr[b];
+  return std::equal(now, now + old.num_pages, plan.page_ids.data() + old.region);  // no pages: null pointers are fine
 }
 
 }  // namespace
@@ -335,8 +345,8 @@ void Planner::Scratch::find_fates(const PlanData& plan, const Batch& batch, cons
   for (std::size_t b = 0; b < tables.size(); ++b) {
     const Table& old = memory.tables[b];
     const Table& now = tables[b];
-    const bool may_have_grown = now.num_pages >= old.num_pages && now.start_page == old.start_page &&
-                                now.first_offset == old.first_offset;
+    const bool may_have_grown =
+        now.num_pages >= old.num_pages && now.start_page == old.start_page && now.first_offset == old.first_offset;
     const bool same_length = now.num_pages == old.num_pages && now.last_len == old.last_len;
     if (changes == nullptr) {
       fate[b] = !may_have_grown || !same_ids(plan, batch, old, b) ? kOther : same_length ? kSame : kGrown;
@@ -348,9 +358,9 @@ void Planner::Scratch::find_fates(const PlanData& plan, const Batch& batch, cons
     true_to_list = true_to_list && same_ids(plan, batch, old, b);
 #endif
     if (!true_to_list) {
-      throw Error(ErrorCode::invalid_argument,
-                  "changes: request " + std::to_string(b) + (fate[b] == kGrown ? " is listed as grown" : " is not listed") +
-                      ", but its page table changed in another way");
+      throw Error(ErrorCode::invalid_argument, "changes: request " + std::to_string(b) +
+                                                   (fate[b] == kGrown ? " is listed as grown" : " is not listed") +
+                                                   ", but its page table changed in another way");
     }
   }
 }

@@ -57,8 +57,8 @@ NodeReport report_node(const PlanData& plan, const CostModel& cost, std::int32_t
   const std::int64_t reread = cost.reread_ps(tokens, f.levels ? tokens : std::int64_t{node.tok_end});
   const std::int32_t rows_each = std::max(1, node.num_rows / node.num_members);
   r.apart_ps = node.num_members * (cost.piece_ps(tokens, rows_each) + reread);
-  r.together_ps = cost.piece_ps(tokens, node.num_rows) + cost.num_tiles(node.num_rows) * reread +
-                  cost.partial_ps(node.num_rows);
+  r.together_ps =
+      cost.piece_ps(tokens, node.num_rows) + cost.num_tiles(node.num_rows) * reread + cost.partial_ps(node.num_rows);
   r.reason = reason_for(plan, node, r);
   return r;
 }

@@ -15,10 +15,10 @@ struct NodeReport {
   std::int32_t tok_end = 0;
   std::int32_t pages = 0;
   bool shared = false;
-  bool split = false;          ///< read once for all members
-  std::int64_t apart_ps = 0;   ///< worker time if every member reads it for itself ...
+  bool split = false;            ///< read once for all members
+  std::int64_t apart_ps = 0;     ///< worker time if every member reads it for itself ...
   std::int64_t together_ps = 0;  ///< ... and if it is split off
-  std::string reason;          ///< why, in words
+  std::string reason;            ///< why, in words
 };
 
 [[nodiscard]] NodeReport report_node(const PlanData& plan, const CostModel& cost, std::int32_t node);

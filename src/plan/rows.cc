@@ -91,7 +91,8 @@ void make_rows_and_entries(const PlanOptions& options, int page_size, PlanData::
     if (first >= sink_end) {
       add(lo, hi, 1);
     } else if (fixed) {
-      // Batch-invariant mode: sinks are always a stretch of their own, so that no row's states depend on its neighbours.
+      // Batch-invariant mode: sinks are always a stretch of their own, so that no row's states depend on its
+      // neighbours.
       add(first, sink_end, 0);
       add(std::max(lo, sinks), hi, 1);
     } else if (lo >= hi || sink_end > lo / page_size * page_size - page_size) {

@@ -8,8 +8,8 @@
 
 namespace headwater::detail {
 
-/// Range of the rows of one request of `qo_len` rows whose keys are [table_begin, kv_end), of which the first visible one is
-/// `first`. Appends to `rows`.
+/// Range of the rows of one request of `qo_len` rows whose keys are [table_begin, kv_end), of which the first visible
+/// one is `first`. Appends to `rows`.
 void append_rows(const PlanOptions& options, std::int32_t qo_len, std::int32_t first, std::int32_t kv_end,
                  std::vector<RowRange>& rows);
 

@@ -9,8 +9,8 @@
 namespace headwater::detail {
 namespace {
 
-constexpr std::int32_t kLeastPart = 128;          ///< tokens
-constexpr std::size_t kExactBalance = 1'024;      ///< units up to which the makespan is worked out item by item
+constexpr std::int32_t kLeastPart = 128;      ///< tokens
+constexpr std::size_t kExactBalance = 1'024;  ///< units up to which the makespan is worked out item by item
 
 std::size_t sz(std::int64_t n) {
   return static_cast<std::size_t>(n);
@@ -36,7 +36,8 @@ Estimate Scheduler::estimate(const CostModel& cost, const PlanData& plan, std::s
       merges = row_states_[sz(rows_[sz(unit.row_begin + j)])] > 1;
     }
   }
-  result.predicted_ps = std::max<std::int64_t>(0, work - saved_ps / cost.num_workers()) + cost.launch_ps() * (merges ? 2 : 1);
+  result.predicted_ps =
+      std::max<std::int64_t>(0, work - saved_ps / cost.num_workers()) + cost.launch_ps() * (merges ? 2 : 1);
   return result;
 }
 
@@ -75,8 +76,8 @@ void Scheduler::add_piece(const CostModel& cost, const PlanData& plan, const Pie
 
 void Scheduler::add_tile(const CostModel& cost, const PlanData& plan, const Piece& piece, std::int32_t index,
                          std::int32_t row_begin, std::int32_t num_rows, std::int32_t tiles) {
-  // What the rows see, as intervals; one unit for each run of them without a gap. Tokens in a gap are seen by nobody and
-  // may be on pages that no longer belong to the request.
+  // What the rows see, as intervals; one unit for each run of them without a gap. Tokens in a gap are seen by nobody
+  // and may be on pages that no longer belong to the request.
   std::int32_t last = piece.tok_begin;
   bool from_begin = true;
   for (std::int32_t j = 0; j < num_rows; ++j) {
@@ -113,7 +114,8 @@ void Scheduler::add_unit(const CostModel& cost, std::int32_t piece, std::int32_t
     chunked_tiles_ = true;
   }
   units_.push_back(unit);
-  for (std::int32_t j = 0; j < num_rows; ++j) ++row_states_[sz(rows_[sz(row_begin + j)])];  // at most: rows may see none of it
+  for (std::int32_t j = 0; j < num_rows; ++j)
+    ++row_states_[sz(rows_[sz(row_begin + j)])];  // at most: rows may see none of it
 }
 
 void Scheduler::cost_units(const CostModel& cost, const PlanData&) {
@@ -194,7 +196,8 @@ std::int64_t Scheduler::balance(const CostModel& cost, const PlanData& plan, std
   std::int64_t limit = std::max<std::int64_t>(1, ideal / 4);
   std::int64_t best = makespan(cost, limit);
   if (best > ideal + ideal / 32) {
-    for (const std::int64_t other : {ideal / 2, ideal, std::numeric_limits<std::int64_t>::max() / 2, ideal / 8, ideal / 16}) {
+    for (const std::int64_t other :
+         {ideal / 2, ideal, std::numeric_limits<std::int64_t>::max() / 2, ideal / 8, ideal / 16}) {
       const std::int64_t time = makespan(cost, std::max<std::int64_t>(1, other));
       if (time >= best - best / 50) continue;
       best = time;
@@ -286,7 +289,8 @@ std::int32_t Scheduler::keep_rows(PlanData& plan, std::span<const std::int32_t> 
   return at;
 }
 
-/// Those rows that see something of [begin, end): first_rows_ and, with earlier states in batch-invariant mode, later_rows_.
+/// Those rows that see something of [begin, end): first_rows_ and, with earlier states in batch-invariant mode,
+/// later_rows_.
 void Scheduler::split_rows(const PlanData& plan, std::span<const std::int32_t> rows, std::int32_t begin,
                            std::int32_t end) {
   first_rows_.clear();
@@ -336,15 +340,17 @@ void Scheduler::make_items(std::span<const Piece> pieces, PlanData& plan) {
   // Longest first; drafts of equal cost in their order, but the tiles of one chunk one after the other.
   draft_order_.resize(drafts_.size());
   std::iota(draft_order_.begin(), draft_order_.end(), 0);
-  if (chunked_tiles_) {
-    std::ranges::sort(draft_order_, [&](std::int32_t i, std::int32_t j) {
-      const Draft& a = drafts_[sz(i)];
-      const Draft& b = drafts_[sz(j)];
-      const std::int32_t piece_a = units_[sz(a.unit)].piece;
-      const std::int32_t piece_b = units_[sz(b.unit)].piece;
-      if (piece_a != piece_b) return piece_a < piece_b;
-      return a.begin != b.begin ? a.begin < b.begin : i < j;
-    });
+  const auto piece_of = [&](std::size_t i) { return units_[sz(drafts_[i].unit)].piece; };
+  for (std::size_t i = 0; chunked_tiles_ && i < drafts_.size();) {
+    std::size_t end = i + 1;
+    while (end < drafts_.size() && piece_of(end) == piece_of(i)) ++end;
+    if (end - i > 1) {
+      std::sort(draft_order_.begin() + static_cast<std::ptrdiff_t>(i),
+                draft_order_.begin() + static_cast<std::ptrdiff_t>(end), [&](std::int32_t x, std::int32_t y) {
+                  return std::pair(drafts_[sz(x)].begin, x) < std::pair(drafts_[sz(y)].begin, y);
+                });
+    }
+    i = end;
   }
   by_cost_.clear();
   for (std::size_t rank = 0; rank < draft_order_.size(); ++rank) {

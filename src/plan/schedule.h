@@ -1,8 +1,9 @@
 // Pieces to work items: row tiles, token chunks for balance, partial slots, merge lists.
 //
-// A *unit* is a piece x a row tile, trimmed to what the tile's rows see. Units too long for an even load are cut into parts.
-// Batch-invariant mode: parts are cut at absolute multiples of invariant_chunk only; the item that starts a row's range
-// folds its chunks into one state, every later one leaves a state per chunk, and the merge folds them in the same order.
+// A *unit* is a piece x a row tile, trimmed to what the tile's rows see. Units too long for an even load are cut into
+// parts. Batch-invariant mode: parts are cut at absolute multiples of invariant_chunk only; the item that starts a
+// row's range folds its chunks into one state, every later one leaves a state per chunk, and the merge folds them in
+// the same order.
 #pragma once
 
 #include <cstdint>
@@ -66,8 +67,8 @@ class Scheduler {
   void add_piece(const CostModel& cost, const PlanData& plan, const Piece& piece, std::int32_t index);
   void add_tile(const CostModel& cost, const PlanData& plan, const Piece& piece, std::int32_t index,
                 std::int32_t row_begin, std::int32_t num_rows, std::int32_t tiles);
-  void add_unit(const CostModel& cost, std::int32_t piece, std::int32_t begin, std::int32_t end,
-                std::int32_t row_begin, std::int32_t num_rows, std::int32_t tiles);
+  void add_unit(const CostModel& cost, std::int32_t piece, std::int32_t begin, std::int32_t end, std::int32_t row_begin,
+                std::int32_t num_rows, std::int32_t tiles);
   void cost_units(const CostModel& cost, const PlanData& plan);
   std::int64_t balance(const CostModel& cost, const PlanData& plan, std::span<const Piece> pieces);
   [[nodiscard]] std::int32_t parts_for(const CostModel& cost, const Unit& unit, std::int64_t limit) const;
@@ -94,7 +95,7 @@ class Scheduler {
   std::vector<Unit> units_;
   std::vector<std::int32_t> rows_;
   std::vector<std::pair<std::int32_t, std::int32_t>> seen_;  ///< visible intervals of a tile's rows
-  std::vector<std::int32_t> row_states_;  ///< [R] units, then items of each row
+  std::vector<std::int32_t> row_states_;                     ///< [R] units, then items of each row
   std::vector<std::pair<std::int64_t, std::int32_t>> by_cost_;
   std::vector<std::int64_t> loads_;
   std::vector<Draft> drafts_;

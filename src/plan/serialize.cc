@@ -39,11 +39,11 @@ std::string Plan::serialize() const {
   const detail::PlanData& p = *data_;
   Writer w;
   w.out.reserve(4 * p.page_ids.size() + 64 * p.items.size() + 32 * p.rows.size() + 256);
-  for (const int v : {p.shape.num_qo_heads, p.shape.num_kv_heads, p.shape.head_dim_qk, p.shape.head_dim_vo,
-                      static_cast<int>(p.shape.q_dtype), static_cast<int>(p.shape.kv_dtype),
-                      static_cast<int>(p.shape.out_dtype), static_cast<int>(p.options.causal),
-                      static_cast<int>(p.options.alibi), static_cast<int>(p.options.sinks),
-                      static_cast<int>(p.options.batch_invariant), p.options.invariant_chunk}) {
+  for (const int v :
+       {p.shape.num_qo_heads, p.shape.num_kv_heads, p.shape.head_dim_qk, p.shape.head_dim_vo,
+        static_cast<int>(p.shape.q_dtype), static_cast<int>(p.shape.kv_dtype), static_cast<int>(p.shape.out_dtype),
+        static_cast<int>(p.options.causal), static_cast<int>(p.options.alibi), static_cast<int>(p.options.sinks),
+        static_cast<int>(p.options.batch_invariant), p.options.invariant_chunk}) {
     w.number(v);
   }
   for (const std::int64_t v : {p.options.window_left, p.options.local_chunk, p.options.num_sink_tokens}) w.number(v);

@@ -86,9 +86,11 @@ void check_table(const PageTable& kv, std::size_t num_tables, const std::string&
   }
 }
 
-void check_position(std::int64_t tokens, const std::string& where) {
+/// `where` and its index are only put together for the message.
+void check_position(std::int64_t tokens, const char* where, std::size_t index, const char* behind) {
   if (tokens > kMaxPosition) {
-    bad_table(where + " reaches token position " + str(tokens) + ", expected at most " + str(kMaxPosition));
+    bad_table(where + std::to_string(index) + behind + " reaches token position " + str(tokens) +
+              ", expected at most " + str(kMaxPosition));
   }
 }
 
@@ -96,8 +98,8 @@ void check_position(std::int64_t tokens, const std::string& where) {
 void check_row_indptr(std::span<const std::int32_t> indptr, const std::string& name) {
   check_indptr(indptr, name);
   if (indptr.back() > kMaxRows) {
-    throw Error(ErrorCode::unsupported, at(name, indptr.size() - 1) + " = " + str(indptr.back()) +
-                                            " rows, expected at most " + str(kMaxRows));
+    throw Error(ErrorCode::unsupported,
+                at(name, indptr.size() - 1) + " = " + str(indptr.back()) + " rows, expected at most " + str(kMaxRows));
   }
 }
 
@@ -120,8 +122,8 @@ void check_requests(const Batch& batch) {
     if (offset < 0 || offset >= batch.kv.page_size) {
       bad_table(at("first_page_offset", b) + " = " + str(offset) + ", expected 0.." + str(batch.kv.page_size - 1));
     }
-    check_position((std::int64_t{start} + batch.kv.indptr[b + 1] - batch.kv.indptr[b]) * batch.kv.page_size,
-                   "request " + str(static_cast<std::int64_t>(b)));
+    check_position((std::int64_t{start} + batch.kv.indptr[b + 1] - batch.kv.indptr[b]) * batch.kv.page_size, "request ",
+                   b, "");
   }
 }
 
@@ -159,13 +161,14 @@ void check_levels(const Batch& batch) {
     if (l > 0) check_nesting(batch.levels[l - 1].qo_indptr, level.qo_indptr, prefix);
     std::int64_t longest = 0;
     for (std::size_t j = 0; j + 1 < level.kv.indptr.size(); ++j) {
-      longest = std::max<std::int64_t>(longest, std::int64_t{level.kv.indptr[j + 1] - level.kv.indptr[j]} *
-                                                    level.kv.page_size);
+      longest = std::max<std::int64_t>(longest,
+                                       std::int64_t{level.kv.indptr[j + 1] - level.kv.indptr[j]} * level.kv.page_size);
     }
     tokens += longest;
-    check_position(tokens, at("levels", l));
+    check_position(tokens, "levels[", l, "]");
   }
-  if (!batch.qo_indptr.empty() && !std::equal(batch.qo_indptr.begin(), batch.qo_indptr.end(), requests.begin(), requests.end())) {
+  if (!batch.qo_indptr.empty() &&
+      !std::equal(batch.qo_indptr.begin(), batch.qo_indptr.end(), requests.begin(), requests.end())) {
     bad_table("qo_indptr differs from levels[" + str(static_cast<std::int64_t>(batch.levels.size()) - 1) +
               "].qo_indptr, expected the same or none");
   }
@@ -198,8 +201,8 @@ void check_shape(const AttentionShape& s) {
   check_positive("num_kv_heads", s.num_kv_heads, 32'767);
   check_positive("num_qo_heads", s.num_qo_heads, 32'767);
   if (s.num_qo_heads % s.num_kv_heads != 0) {
-    bad_argument("num_qo_heads = " + str(s.num_qo_heads) + " is not a multiple of num_kv_heads = " +
-                 str(s.num_kv_heads));
+    bad_argument("num_qo_heads = " + str(s.num_qo_heads) +
+                 " is not a multiple of num_kv_heads = " + str(s.num_kv_heads));
   }
   check_head_dim("head_dim_qk", s.head_dim_qk);
   check_head_dim("head_dim_vo", s.head_dim_vo);
@@ -253,8 +256,8 @@ void check_page_ids(const PageTable& table, std::int64_t begin, std::int64_t end
   if (begin >= end || largest < static_cast<std::uint64_t>(table.num_pages)) return;
   for (std::int64_t i = begin; i < end; ++i) {
     if (ids[i] >= 0 && ids[i] < table.num_pages) continue;
-    bad_table(at(name, static_cast<std::size_t>(i)) + " = " + str(ids[i]) + ", expected 0.." + str(table.num_pages - 1) +
-              " (num_pages = " + str(table.num_pages) + ")");
+    bad_table(at(name, static_cast<std::size_t>(i)) + " = " + str(ids[i]) + ", expected 0.." +
+              str(table.num_pages - 1) + " (num_pages = " + str(table.num_pages) + ")");
   }
 }
 

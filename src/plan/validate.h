@@ -1,4 +1,5 @@
-// Checks of everything a plan is made from. A message names the argument, the place, what was expected and what was found.
+// Checks of everything a plan is made from. A message names the argument, the place, what was expected and what was
+// found.
 #pragma once
 
 #include <cstdint>

@@ -23,11 +23,15 @@ struct Checker {
   std::ostringstream out;
   /// Of each row and KV head 0: position -> (view, page, offset).
   std::vector<std::map<std::int64_t, std::tuple<int, std::int32_t, int>>> read;
-  std::vector<std::vector<const WorkItem*>> items_of;  ///< KV head 0
+  std::vector<std::vector<const WorkItem*>> items_of;                        ///< KV head 0
   std::map<std::int32_t, std::pair<std::int32_t, std::int64_t>> slot_owner;  ///< slot -> (row, position)
 
   Checker(const PlanData& plan, const Batch& batch)
-      : p(plan), options(plan.options), rows(reference::rows_of(batch)), read(rows.rows.size()), items_of(rows.rows.size()) {}
+      : p(plan),
+        options(plan.options),
+        rows(reference::rows_of(batch)),
+        read(rows.rows.size()),
+        items_of(rows.rows.size()) {}
 
   bool sees(std::int32_t row, std::int64_t pos) const {
     const auto& r = rows.rows[static_cast<std::size_t>(row)];

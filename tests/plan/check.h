@@ -9,10 +9,10 @@
 
 namespace headwater::plan_test {
 
-/// Everything that is wrong with a plan of `batch`, or "": each row's items hold each key that the row sees exactly once,
-/// on the page of the row's own table; unmasked ranges are seen by all rows; partial slots belong to one row each and are
-/// merged in ascending position; a row is direct, merged or empty. In batch-invariant mode: states are closed only at
-/// multiples of the chunk, at the end of the sinks, or where the row's keys begin and end.
+/// Everything that is wrong with a plan of `batch`, or "": each row's items hold each key that the row sees exactly
+/// once, on the page of the row's own table; unmasked ranges are seen by all rows; partial slots belong to one row each
+/// and are merged in ascending position; a row is direct, merged or empty. In batch-invariant mode: states are closed
+/// only at multiples of the chunk, at the end of the sinks, or where the row's keys begin and end.
 std::string complaint(const Plan& plan, const Batch& batch);
 
 /// Options drawn at random: masks, sinks, thresholds, batch-invariant mode.

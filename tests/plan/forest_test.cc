@@ -144,8 +144,8 @@ TEST(Forest, DeepChain) {
 }
 
 TEST(Forest, WorkedExample) {
-  // R1 [A B C | D E X], R2 [A B C D | E Y]; computed keys left of the bar, one page a token: the rows of R1 must not see
-  // what comes behind them although D, E are shared pages of both.
+  // R1 [A B C | D E X], R2 [A B C D | E Y]; computed keys left of the bar, one page a token: the rows of R1 must not
+  // see what comes behind them although D, E are shared pages of both.
   PageTables t;
   t.page_size = 1;
   t.add({0, 1, 2, 3, 4, 5}, 1, 3);
@@ -167,8 +167,8 @@ TEST(Forest, RandomTablesArePartitioned) {
     for (const Policy policy : {Policy::automatic, Policy::flat, Policy::two_level, Policy::vllm, Policy::forest}) {
       options.policy = policy;
       const Plan plan = planner.plan(kShape, tables.batch(), options);
-      ASSERT_EQ(complaint(plan, tables.batch()), "")
-          << "seed " << seed << ", policy " << name_of(policy) << "\n" << to_string(tables) << plan.describe();
+      ASSERT_EQ(complaint(plan, tables.batch()), "") << "seed " << seed << ", policy " << name_of(policy) << "\n"
+                                                     << to_string(tables) << plan.describe();
       if (plan.stats().path == Path::cascade) ++cascades;
       if (policy == Policy::flat) {
         ASSERT_EQ(plan.stats().path, Path::flat);

@@ -185,7 +185,8 @@ TEST(Update, OnErrorThePlanIsAsItWas) {
   people.grow(2, 1);
   const PageTables longer = people.tables();
   changes = {};
-  expect_error(ErrorCode::invalid_argument, "changes: request 2 is not listed, but its page table changed in another way",
+  expect_error(ErrorCode::invalid_argument,
+               "changes: request 2 is not listed, but its page table changed in another way",
                [&] { planner.update(plan, longer.batch(), &changes); });
   EXPECT_EQ(plan.serialize(), before);
   EXPECT_EQ(plan.describe(), words);
@@ -212,10 +213,11 @@ TEST(Update, MemoryBeyondPageIdsIsBounded) {
   const auto& m = *p.memory;
   const auto bytes = [](const auto& v) { return v.capacity() * sizeof(v[0]); };
   const std::size_t ids = static_cast<std::size_t>(t.kv_indptr.back()) * sizeof(std::int32_t);
-  const std::size_t total = bytes(p.page_ids) + bytes(p.rows) + bytes(p.item_rows) + bytes(p.items) + bytes(p.merge_rows) +
-                            bytes(p.merge_indptr) + bytes(p.merge_slots) + bytes(p.empty_rows) + bytes(p.spans) +
-                            bytes(m.qo_indptr) + bytes(m.tables) + bytes(m.entries) + bytes(m.forest.nodes) +
-                            bytes(m.forest.order) + bytes(m.forest.leaf_of) + bytes(m.pieces) + bytes(m.closed);
+  const std::size_t total = bytes(p.page_ids) + bytes(p.rows) + bytes(p.item_rows) + bytes(p.items) +
+                            bytes(p.merge_rows) + bytes(p.merge_indptr) + bytes(p.merge_slots) + bytes(p.empty_rows) +
+                            bytes(p.spans) + bytes(m.qo_indptr) + bytes(m.tables) + bytes(m.entries) +
+                            bytes(m.forest.nodes) + bytes(m.forest.order) + bytes(m.forest.leaf_of) + bytes(m.pieces) +
+                            bytes(m.closed);
   EXPECT_LT(total - ids, std::size_t{2} << 20);
 }
 

@@ -58,12 +58,15 @@ void levels_refused(ErrorCode code, const std::string& message, const std::funct
 TEST(Validation, Shape) {
   refused(kArgument, "num_kv_heads = 0, expected 1..32767", [](Call& c) { c.shape.num_kv_heads = 0; });
   refused(kArgument, "num_qo_heads = -4, expected 1..32767", [](Call& c) { c.shape.num_qo_heads = -4; });
-  refused(kArgument, "num_qo_heads = 30 is not a multiple of num_kv_heads = 8", [](Call& c) { c.shape.num_qo_heads = 30; });
-  refused(kArgument, "head_dim_qk = 40, expected a multiple of 16 in 16..1024", [](Call& c) { c.shape.head_dim_qk = 40; });
+  refused(kArgument, "num_qo_heads = 30 is not a multiple of num_kv_heads = 8",
+          [](Call& c) { c.shape.num_qo_heads = 30; });
+  refused(kArgument, "head_dim_qk = 40, expected a multiple of 16 in 16..1024",
+          [](Call& c) { c.shape.head_dim_qk = 40; });
   refused(kArgument, "head_dim_vo = 2048, expected a multiple of 16 in 16..1024",
           [](Call& c) { c.shape.head_dim_vo = 2048; });
   refused(kArgument, "q_dtype = f8e4m3, expected f32, f16 or bf16", [](Call& c) { c.shape.q_dtype = DType::f8e4m3; });
-  refused(kArgument, "out_dtype = f8e4m3, expected f32, f16 or bf16", [](Call& c) { c.shape.out_dtype = DType::f8e4m3; });
+  refused(kArgument, "out_dtype = f8e4m3, expected f32, f16 or bf16",
+          [](Call& c) { c.shape.out_dtype = DType::f8e4m3; });
   refused(kArgument, "kv_dtype = ?, expected f32, f16, bf16 or f8e4m3",
           [](Call& c) { c.shape.kv_dtype = static_cast<DType>(77); });
 }
@@ -75,7 +78,8 @@ TEST(Validation, Options) {
   refused(kArgument, "min_shared_pages = -1 is negative", [](Call& c) { c.options.min_shared_pages = -1; });
   refused(kArgument, "min_members = -1 is negative", [](Call& c) { c.options.min_members = -1; });
   refused(kArgument, "num_workers = -1, expected 0..65536", [](Call& c) { c.options.num_workers = -1; });
-  refused(kArgument, "sm_scale = nan, expected a finite number, at least 0", [](Call& c) { c.options.sm_scale = std::nanf(""); });
+  refused(kArgument, "sm_scale = nan, expected a finite number, at least 0",
+          [](Call& c) { c.options.sm_scale = std::nanf(""); });
   refused(kArgument, "logits_soft_cap = -1.000000, expected a finite number, at least 0",
           [](Call& c) { c.options.logits_soft_cap = -1.0F; });
   refused(kArgument, "invariant_chunk = 100, expected a multiple of 16 in 16..1048576",
@@ -103,9 +107,8 @@ TEST(Validation, Model) {
 }
 
 TEST(Validation, QueryRows) {
-  refused(kTable, "qo_indptr is empty, expected at least the entry 0", [](Call& c) {
-    c.spoil_batch = [](Batch& b) { b.qo_indptr = {}; };
-  });
+  refused(kTable, "qo_indptr is empty, expected at least the entry 0",
+          [](Call& c) { c.spoil_batch = [](Batch& b) { b.qo_indptr = {}; }; });
   refused(kTable, "qo_indptr[0] = 1, expected 0", [](Call& c) { c.tables.qo_indptr[0] = 1; });
   refused(kTable, "qo_indptr[2] = 0 is less than qo_indptr[1] = 1", [](Call& c) { c.tables.qo_indptr[2] = 0; });
   refused(ErrorCode::unsupported, "qo_indptr[2] = 16777217 rows, expected at most 16777216",
@@ -115,14 +118,14 @@ TEST(Validation, QueryRows) {
 TEST(Validation, PageTable) {
   refused(kArgument, "page_size = 0, expected at least 1", [](Call& c) { c.tables.page_size = 0; });
   refused(kArgument, "num_pages = -1, expected 0..2147483647", [](Call& c) { c.tables.num_pages = -1; });
-  refused(kTable, "kv_indptr has 2 entries, expected 3 as qo_indptr has", [](Call& c) { c.tables.kv_indptr.pop_back(); });
+  refused(kTable, "kv_indptr has 2 entries, expected 3 as qo_indptr has",
+          [](Call& c) { c.tables.kv_indptr.pop_back(); });
   refused(kTable, "kv_indptr[0] = 1, expected 0", [](Call& c) { c.tables.kv_indptr[0] = 1; });
   refused(kTable, "kv_indptr[2] = 2 is less than kv_indptr[1] = 3", [](Call& c) { c.tables.kv_indptr[2] = 2; });
   refused(kTable, "kv_indices has 6 entries, expected at least kv_indptr[2] = 7",
           [](Call& c) { c.tables.kv_indices.pop_back(); });
-  refused(kTable, "kv_last_page_len has 1 entries, expected 2", [](Call& c) {
-    c.spoil_batch = [](Batch& b) { b.kv.last_page_len = b.kv.last_page_len.first(1); };
-  });
+  refused(kTable, "kv_last_page_len has 1 entries, expected 2",
+          [](Call& c) { c.spoil_batch = [](Batch& b) { b.kv.last_page_len = b.kv.last_page_len.first(1); }; });
   refused(kTable, "kv_last_page_len[1] = 5, expected 1..4 (page_size)", [](Call& c) { c.tables.last_page_len[1] = 5; });
   refused(kTable, "kv_last_page_len[0] = 0, expected 1..4 (page_size)", [](Call& c) { c.tables.last_page_len[0] = 0; });
   refused(kTable, "kv_indices[5] = 8, expected 0..7 (num_pages = 8)", [](Call& c) { c.tables.kv_indices[5] = 8; });
@@ -132,35 +135,37 @@ TEST(Validation, PageTable) {
 TEST(Validation, Starts) {
   refused(kTable, "kv_start_page has 1 entries, expected 2 or none", [](Call& c) { c.tables.kv_start_page = {0}; });
   refused(kTable, "kv_start_page[1] = -1 is negative", [](Call& c) { c.tables.kv_start_page = {0, -1}; });
-  refused(kTable, "first_page_offset has 3 entries, expected 2 or none",
-          [](Call& c) { c.tables.first_page_offset = {0, 0, 0}; });
+  refused(kTable, "first_page_offset has 3 entries, expected 2 or none", [](Call& c) {
+    c.tables.first_page_offset = {0, 0, 0};
+  });
   refused(kTable, "first_page_offset[0] = 4, expected 0..3", [](Call& c) { c.tables.first_page_offset = {4, 0}; });
-  refused(kTable, "request 1 reaches token position 4000000016, expected at most 1073741823",
-          [](Call& c) { c.tables.kv_start_page = {0, 1'000'000'000}; });
+  refused(kTable, "request 1 reaches token position 4000000016, expected at most 1073741823", [](Call& c) {
+    c.tables.kv_start_page = {0, 1'000'000'000};
+  });
 }
 
 TEST(Validation, Levels) {
-  levels_refused(kArgument, "levels and a page table (kv, kv_start_page, first_page_offset) are both given, expected one of them",
-                 [](Call& c) {
-                   c.spoil_batch = [&c](Batch& b) { b.kv = c.tables.batch().kv; };
-                 });
-  levels_refused(kTable, "levels[1].qo_indptr[0] = 1, expected 0", [](Call& c) { c.levels.levels[1].qo_indptr[0] = 1; });
+  levels_refused(kArgument,
+                 "levels and a page table (kv, kv_start_page, first_page_offset) are both given, expected one of them",
+                 [](Call& c) { c.spoil_batch = [&c](Batch& b) { b.kv = c.tables.batch().kv; }; });
+  levels_refused(kTable, "levels[1].qo_indptr[0] = 1, expected 0",
+                 [](Call& c) { c.levels.levels[1].qo_indptr[0] = 1; });
   levels_refused(kTable, "levels[0].qo_indptr ends at 4, expected 3 rows as in the last level",
                  [](Call& c) { c.levels.levels[0].qo_indptr[1] = 4; });
-  levels_refused(kTable, "levels[0].kv_indptr has 3 entries, expected 2 as levels[0].qo_indptr has",
-                 [](Call& c) { c.levels.levels[0].kv_indptr = {0, 1, 2}; });
+  levels_refused(kTable, "levels[0].kv_indptr has 3 entries, expected 2 as levels[0].qo_indptr has", [](Call& c) {
+    c.levels.levels[0].kv_indptr = {0, 1, 2};
+  });
   levels_refused(kTable, "levels[0].kv_last_page_len[0] = 9, expected 1..4 (page_size)",
                  [](Call& c) { c.levels.levels[0].last_page_len[0] = 9; });
   levels_refused(kTable, "levels[1].kv_indices[1] = 8, expected 0..7 (num_pages = 8)",
                  [](Call& c) { c.levels.levels[1].kv_indices[1] = 8; });
-  levels_refused(kTable,
-                 "levels[1].qo_indptr: rows [1, 3) of node 1 do not lie inside rows [0, 2) of node 0 of the level above",
-                 [](Call& c) {
-                   c.levels.levels[0] = {4, 8, {0, 2, 3}, {0, 1, 2}, {0, 1}, {3, 3}};
-                 });
-  levels_refused(kTable, "qo_indptr differs from levels[1].qo_indptr, expected the same or none", [](Call& c) {
-    c.spoil_batch = [&c](Batch& b) { b.qo_indptr = c.tables.qo_indptr; };
-  });
+  levels_refused(
+      kTable, "levels[1].qo_indptr: rows [1, 3) of node 1 do not lie inside rows [0, 2) of node 0 of the level above",
+      [](Call& c) {
+        c.levels.levels[0] = {4, 8, {0, 2, 3}, {0, 1, 2}, {0, 1}, {3, 3}};
+      });
+  levels_refused(kTable, "qo_indptr differs from levels[1].qo_indptr, expected the same or none",
+                 [](Call& c) { c.spoil_batch = [&c](Batch& b) { b.qo_indptr = c.tables.qo_indptr; }; });
 }
 
 TEST(Validation, WhatIsLegal) {
