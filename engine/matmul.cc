@@ -2,6 +2,7 @@
 // asked to use it.
 #include "engine/matmul.h"
 
+#include <algorithm>
 #include <cstring>
 #include <dnnl.hpp>
 #include <random>
@@ -183,47 +184,36 @@ void Product::pack(const float* weights, void* packed) const {
 }
 
 void Product::run(const void* packed, const void* x, float* y, int rows, int fixed_rows) const {
-  if (rows <= 0) return;
-  if (fixed_rows == 0) {
-    impl_->run_block(packed, x, y, padded_rows(rows));
-    return;
-  }
-  const std::size_t element = impl_->type == Type::bf16 ? 2 : 4;
-  for (int row = 0; row < rows; row += fixed_rows) {
+  const std::size_t x_row_bytes =
+      static_cast<std::size_t>(impl_->shape.in_features) * (impl_->type == Type::bf16 ? 2 : 4);
+  const auto y_row = static_cast<std::size_t>(impl_->shape.out_features);
+  const int block = fixed_rows > 0 ? fixed_rows : kMaxProductRows;
+  for (int row = 0; row < rows; row += block) {
     const auto offset = static_cast<std::size_t>(row);
-    impl_->run_block(
-        packed,
-        static_cast<const std::byte*>(x) + offset * static_cast<std::size_t>(impl_->shape.in_features) * element,
-        y + offset * static_cast<std::size_t>(impl_->shape.out_features), fixed_rows);
+    const int count = fixed_rows > 0 ? fixed_rows : padded_rows(std::min(block, rows - row));
+    impl_->run_block(packed, static_cast<const std::byte*>(x) + offset * x_row_bytes, y + offset * y_row, count);
   }
 }
 
-bool Product::rows_agree(int max_rows) const {
+bool Product::rows_agree(const void* packed, int max_rows) const {
   const auto in = static_cast<std::size_t>(impl_->shape.in_features);
   const auto out = static_cast<std::size_t>(impl_->shape.out_features);
   const auto room = static_cast<std::size_t>(padded_rows(max_rows));
-  std::mt19937 random(1);
+  std::mt19937 random(1);  // the same numbers every time
   std::normal_distribution<float> normal;
-  std::vector<float> weights(out * in);
-  for (float& value : weights) value = normal(random);
   std::vector<float> x(room * in);
   for (float& value : x) value = normal(random);
   std::vector<std::uint16_t> x16(impl_->type == Type::bf16 ? x.size() : 0);
   for (std::size_t i = 0; i < x16.size(); ++i) x16[i] = bf16_bits(x[i]);
   const void* input = x16.empty() ? static_cast<const void*>(x.data()) : x16.data();
-  std::vector<std::byte> packed(packed_bytes() + 64);
-  void* aligned = packed.data();
-  std::size_t space = packed.size();
-  std::align(64, packed_bytes(), aligned, space);
-  pack(weights.data(), aligned);
 
   std::vector<float> reference(room * out);
-  impl_->run_block(aligned, input, reference.data(), static_cast<int>(room));
+  impl_->run_block(packed, input, reference.data(), static_cast<int>(room));
   std::vector<float> y(room * out);
-  for (const int rows : {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20, 32, 48, 64, 80, 128, 256, 320, 512}) {
+  for (const int rows : {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20, 32, 48, 64, 80, 128, 256, 320, 448}) {
     if (rows >= static_cast<int>(room)) break;
     std::fill(y.begin(), y.end(), 0.0F);
-    impl_->run_block(aligned, input, y.data(), rows);
+    impl_->run_block(packed, input, y.data(), rows);
     if (std::memcmp(y.data(), reference.data(), static_cast<std::size_t>(rows) * out * sizeof(float)) != 0)
       return false;
   }

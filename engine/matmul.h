@@ -22,6 +22,9 @@ struct ProductShape {
   bool accumulate = false;  ///< y += x W^T
 };
 
+/// More rows than this are computed in blocks of this many: as fast, and fewer primitives.
+inline constexpr int kMaxProductRows = 512;
+
 /// Rows that x and y must have room for when `rows` are computed: the rest are computed from whatever is there.
 [[nodiscard]] constexpr int padded_rows(int rows) noexcept {
   const int unit = rows <= 8 ? 1 : rows <= 64 ? 4 : rows <= 256 ? 16 : 64;
@@ -50,9 +53,9 @@ class Product {
   /// need room for a multiple of fixed_rows.
   void run(const void* packed, const void* x, float* y, int rows, int fixed_rows = 0) const;
 
-  /// Whether a row's result has the same bits for every number of rows up to max_rows. Tried on a grid with random
-  /// data.
-  [[nodiscard]] bool rows_agree(int max_rows) const;
+  /// Whether a row's result has the same bits for every number of rows up to max_rows: tried with random x on a grid of
+  /// row counts, with a matrix that pack() has written.
+  [[nodiscard]] bool rows_agree(const void* packed, int max_rows = kMaxProductRows) const;
   /// Name of oneDNN's implementation for a number of rows.
   [[nodiscard]] std::string implementation(int rows) const;
 

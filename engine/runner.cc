@@ -12,7 +12,6 @@ namespace {
 
 constexpr int kSerialRows = 4;      // below: not worth waking workers for a row-wise operation
 constexpr int kInvariantRows = 16;  // block of rows where products depend on their number
-constexpr int kMostCheckedRows = 512;
 
 class Stopwatch {
  public:
@@ -59,10 +58,11 @@ Runner::Runner(const Model& model, const KvLayout& layout, std::int32_t num_page
   if (!batch_invariant) return;
   const ProductThreads threads(model.num_threads());
   const Products& p = model.products();
-  for (const Product* product : {&p.qkv, &p.attention_out, &p.gate_up, &p.down}) {
-    if (!product->rows_agree(kMostCheckedRows)) fixed_rows_ = kInvariantRows;
-  }
-  if (!p.output.rows_agree(kLogitBlock)) fixed_rows_ = kInvariantRows;
+  const Weights& w = model.weights();
+  const bool agree = p.qkv.rows_agree(w.layer(0).qkv) && p.attention_out.rows_agree(w.layer(0).attention_out) &&
+                     p.gate_up.rows_agree(w.layer(0).gate_up) && p.down.rows_agree(w.layer(0).down) &&
+                     p.output.rows_agree(w.output(), kLogitBlock);
+  if (!agree) fixed_rows_ = kInvariantRows;
 }
 
 AttentionShape Runner::attention_shape() const noexcept {

@@ -180,7 +180,7 @@ void bench_products(const Arguments& a) {
   }
   for (std::size_t s = 0; s < shapes.size(); ++s) {
     std::printf("rows agree bit for bit, %d -> %d: %s\n", shapes[s].shape.in_features, shapes[s].shape.out_features,
-                products[s].rows_agree(s + 1 == shapes.size() ? 64 : 512) ? "yes" : "no");
+                products[s].rows_agree(arenas[s].data(), s + 1 == shapes.size() ? 64 : 512) ? "yes" : "no");
   }
 }
 
