@@ -63,10 +63,15 @@ DeviceModel read_model(Bytes& in) {
   return model;
 }
 
+/// A number in the ordinary range or one that is refused, but not one that is merely expensive.
+std::int32_t cheap(std::int32_t value, std::int32_t most) {
+  return value > most ? value | 1 << 30 : value;
+}
+
 /// A table of small numbers, a few of them wild. Requests copy the start of the one before.
 reference::PageTables read_tables(Bytes& in) {
   reference::PageTables t;
-  t.page_size = in.wild(1, 8);
+  t.page_size = cheap(in.wild(1, 8), 4096);
   t.num_pages = in.wild(8, 40);
   t.null_page = in.byte() % 4 == 3 ? 0 : -1;
   std::vector<std::int32_t> previous;
@@ -76,7 +81,7 @@ reference::PageTables read_tables(Bytes& in) {
                                     previous.begin() + in.byte() % (static_cast<int>(previous.size()) + 1));
     for (int i = in.between(0, 4); i > 0; --i) pages.push_back(in.wild(0, 30));
     t.qo_indptr.push_back(static_cast<std::int32_t>(static_cast<std::uint32_t>(t.qo_indptr.back()) +
-                                                    static_cast<std::uint32_t>(in.wild(0, 4))));
+                                                    static_cast<std::uint32_t>(cheap(in.wild(0, 4), 4096))));
     t.kv_indices.insert(t.kv_indices.end(), pages.begin(), pages.end());
     const auto end = static_cast<std::int32_t>(t.kv_indices.size());
     t.kv_indptr.push_back(in.byte() % 32 == 31 ? in.wild(0, 20) : end);

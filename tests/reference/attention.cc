@@ -91,6 +91,11 @@ std::vector<double> decode(const std::vector<Token>& path, std::span<const KvCac
   std::size_t at = 0;
   for (const Token& token : path) {
     const KvCache& cache = kv[static_cast<std::size_t>(token.view)];
+    if (token.page < 0 || token.page >= cache.num_pages) {  // a stale id; no row may see it
+      std::fill_n(out.begin() + static_cast<std::ptrdiff_t>(at), head_dim, std::numeric_limits<double>::quiet_NaN());
+      at += static_cast<std::size_t>(head_dim);
+      continue;
+    }
     const PagedTensor& side = value ? cache.v : cache.k;
     const std::int64_t base =
         token.page * side.page_stride + token.offset * side.token_stride + kv_head * side.head_stride;

@@ -7,6 +7,9 @@
 namespace headwater::reference {
 namespace {
 
+/// No pool has so many pages.
+constexpr std::int32_t kNoPage = 1 << 30;
+
 struct Request {
   std::vector<std::int32_t> pages;
   int last_len = 0;
@@ -24,7 +27,10 @@ void make_stale(Rng& rng, const ForestOptions& options, std::int32_t stale_page,
   const std::int64_t first_needed = length - request.num_rows - options.stale_left;
   for (std::size_t i = 0; i < request.pages.size(); ++i) {
     const std::int64_t end = (request.start_page + static_cast<std::int64_t>(i) + 1) * options.page_size;
-    if (end <= first_needed && rng.chance(0.8)) request.pages[i] = options.null_page ? 0 : stale_page;
+    if (end > first_needed || !rng.chance(0.8)) continue;
+    request.pages[i] = options.null_page ? 0 : stale_page;
+    if (rng.chance(0.3))
+      request.pages[i] = rng.chance(0.5) ? -7 : kNoPage;  // an id is looked at only where a row sees it
   }
 }
 
@@ -119,13 +125,13 @@ PageTables random_forest(Rng& rng, const ForestOptions& options) {
   tables.null_page = options.null_page ? 0 : -1;
   for (Request& request : requests) {
     for (std::int32_t& page : request.pages) {
-      if (page >= fixed) page = physical[static_cast<std::size_t>(page - fixed)];
+      if (page >= fixed && page < total) page = physical[static_cast<std::size_t>(page - fixed)];
     }
     const int last_len = request.pages.empty() ? rng.integer(0, 3) - 1 : request.last_len;  // ignored: anything goes
     tables.add(request.pages, last_len, request.num_rows, request.start_page, request.offset);
   }
   tables.num_pages = total;
-  for (int i = rng.integer(0, 3); i > 0; --i) tables.kv_indices.push_back(1 << 30);  // past the end: never looked at
+  for (int i = rng.integer(0, 3); i > 0; --i) tables.kv_indices.push_back(kNoPage);  // past the end: never looked at
   return tables;
 }
 
