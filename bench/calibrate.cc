@@ -82,7 +82,7 @@ ComputeModel measure_compute(Isa isa, DType type, const DeviceModel& model) {
     const double fixed = time_of(serial, isa, model, shape, unshared(1, kPage), Policy::flat, 0, 40);
     return std::max(all - fixed, 1e-9) / static_cast<double>(kTokens - kPage);
   };
-  ComputeModel out = type == DType::bf16 ? model.dot16 : model.fma32;
+  ComputeModel out = model.has_dot16 && type == DType::bf16 ? model.dot16 : model.fma32;
   std::vector<std::pair<double, double>> few;
   for (const int rows : {1, 2, 4, 8}) {
     if (rows <= out.few_row_max) few.emplace_back(rows, per_key(rows));
@@ -107,6 +107,7 @@ ComputeModel measure_compute(Isa isa, DType type, const DeviceModel& model) {
 DeviceModel calibrate(Executor& executor, Isa isa, const std::function<void(double, const std::string&)>& progress) {
   DeviceModel model = DeviceModel::default_cpu();
   model.num_workers = executor.num_workers();
+  model.has_dot16 = isa == Isa::avx512_bf16;
   const auto report = [&](double fraction, const char* what) {
     if (progress) progress(fraction, what);
   };
@@ -124,14 +125,17 @@ DeviceModel calibrate(Executor& executor, Isa isa, const std::function<void(doub
   cache_gbs = std::max(cache_gbs, memory_gbs);
   model.memory_ps_per_kib = picoseconds(1024 / (memory_gbs * 1e9));
   model.cache_ps_per_kib = picoseconds(1024 / (cache_gbs * 1e9));
+  SerialExecutor serial;
+  model.worker_ps_per_kib = picoseconds(1024 / (MachineProbe(serial, isa).memory_gbs() * 1e9));
   model.cache_bytes = static_cast<std::int64_t>(cache_bytes);
 
-  report(0.2, "products, 16-bit");
-  model.dot16 = measure_compute(isa, DType::bf16, model);
-  report(0.45, "products, fp32");
-  model.fma32 = measure_compute(isa, DType::f32, model);
+  // Without dot products all types are computed in fp32; bf16, which has to be converted, then stands for them.
+  report(0.2, "products");
+  model.fma32 = measure_compute(isa, model.has_dot16 ? DType::f32 : DType::bf16, model);
+  report(0.45, "products of 16-bit operands");
+  if (model.has_dot16) model.dot16 = measure_compute(isa, DType::bf16, model);
+  const ComputeModel& compute = model.has_dot16 ? model.dot16 : model.fma32;  // of the calls below
 
-  SerialExecutor serial;
   const AttentionShape shape = shape_of(32, 8, DType::bf16);
   const auto one = [&](const Forest& forest, Policy policy) {
     return time_of(serial, isa, model, shape, forest, policy, 0, 60);
@@ -140,14 +144,14 @@ DeviceModel calibrate(Executor& executor, Isa isa, const std::function<void(doub
   report(0.7, "items and rows");
   // n requests of one page: n items of one row each. The products of 16 keys are taken off.
   const double keys = static_cast<double>(kPage) * shape.num_kv_heads;
-  const double per_key = static_cast<double>(model.dot16.few_row_ps) * shape.group_size() * 1e-12;
+  const double per_key = static_cast<double>(compute.few_row_ps) * shape.group_size() * 1e-12;
   const Line items = fit({{8, one(unshared(8, kPage), Policy::flat)},
                           {32, one(unshared(32, kPage), Policy::flat)},
                           {128, one(unshared(128, kPage), Policy::flat)}});
   // n rows over one and the same page: one item of n rows. `own` = 0 tokens: requests with one table.
   const auto rows_time = [&](int n) { return one(two_level(kPage, n, 0), Policy::forest); };
   const Line rows = fit({{8, rows_time(8)}, {16, rows_time(16)}, {32, rows_time(32)}});
-  const double row_products = keys * static_cast<double>(model.dot16.many_row_ps) * shape.group_size() * 1e-12;
+  const double row_products = keys * static_cast<double>(compute.many_row_ps) * shape.group_size() * 1e-12;
   model.item_row_ps = picoseconds(rows.slope - row_products, 10'000);
   model.item_ps = picoseconds(items.slope - keys * per_key - static_cast<double>(model.item_row_ps) * 1e-12, 50'000);
 
@@ -160,10 +164,10 @@ DeviceModel calibrate(Executor& executor, Isa isa, const std::function<void(doub
   // forest: n more row visits in one more item, 2 n partial rows; products are the same except that shared ones use the
   // other kernel.
   const double kib = 2.0 * n * shape.num_qo_heads * (shape.head_dim_vo + 1) * 4 / 1024;
-  const double shared_products = keys *
-                                 (n * shape.group_size() * static_cast<double>(model.dot16.many_row_ps) +
-                                  static_cast<double>(model.dot16.many_base_ps)) *
-                                 1e-12;
+  const double shared_products =
+      keys *
+      (n * shape.group_size() * static_cast<double>(compute.many_row_ps) + static_cast<double>(compute.many_base_ps)) *
+      1e-12;
   const double saved = n * keys * per_key - shared_products;
   model.partial_ps_per_kib = picoseconds(
       (extra + saved - (n * static_cast<double>(model.item_row_ps) + static_cast<double>(model.item_ps)) * 1e-12) / kib,

@@ -125,26 +125,28 @@ double now() noexcept {
 
 MachineProbe::MachineProbe(Executor& executor, Isa isa) : executor_(executor), isa_(isa), cold_(kColdBytes) {
   std::memset(cold_.data(), 1, kColdBytes);  // pages exist from here on
-  // Rounds for about 1 ms at full speed, then the best of several runs. The best of five decides here too: one run that
-  // another program interrupts would end the search far too early.
-  std::int64_t rounds = 4096;
-  const auto best_of_five = [&] {
+  // Peaks from the calling thread alone, times the workers: whether they really run side by side is what sample()
+  // watches. The best of several runs counts, since any single one may be interrupted by other programs.
+  const auto best_seconds = [&](bool dot16, std::int64_t rounds, int runs) {
+    const Loop loop = loop_for(isa_, dot16);
     double seconds = 1e9;
-    for (int i = 0; i < 5; ++i) seconds = std::min(seconds, timed_arithmetic(false, rounds));
+    for (int i = 0; i < runs; ++i) {
+      const double start = now();
+      sink_bits = static_cast<std::uint64_t>(loop.run(rounds));
+      seconds = std::min(seconds, now() - start);
+    }
     return seconds;
   };
-  while (best_of_five() < 1e-3) rounds *= 2;
-  const auto best = [&](bool dot16) {
-    double seconds = 1e9;
-    for (int i = 0; i < 20; ++i) seconds = std::min(seconds, timed_arithmetic(dot16, rounds));
-    return static_cast<double>(rounds) * kAccumulators * loop_for(isa_, dot16).flops * executor_.num_workers() /
-           seconds / 1e9;
+  std::int64_t rounds = 4096;
+  while (best_seconds(false, rounds, 5) < 2e-4) rounds *= 2;
+  const auto peak = [&](bool dot16) {
+    const double operations = static_cast<double>(rounds) * kAccumulators * loop_for(isa_, dot16).flops;
+    return operations * executor_.num_workers() / best_seconds(dot16, rounds, 50) / 1e9;
   };
-  peaks_.fma32 = best(false);
-  peaks_.dot16 = isa == Isa::avx512_bf16 ? best(true) : peaks_.fma32;
-  short_rounds_ = std::max<std::int64_t>(rounds / 16, 1024);
-  short_seconds_ = 1e9;
-  for (int i = 0; i < 50; ++i) short_seconds_ = std::min(short_seconds_, timed_arithmetic(false, short_rounds_));
+  peaks_.fma32 = peak(false);
+  peaks_.dot16 = isa == Isa::avx512_bf16 ? peak(true) : peaks_.fma32;
+  short_rounds_ = rounds;
+  short_seconds_ = best_seconds(false, short_rounds_, 50);
 }
 
 double MachineProbe::peak_gflops(DType q_dtype, DType kv_dtype) const noexcept {
@@ -152,8 +154,8 @@ double MachineProbe::peak_gflops(DType q_dtype, DType kv_dtype) const noexcept {
   return dot16 ? peaks_.dot16 : peaks_.fma32;
 }
 
-double MachineProbe::timed_arithmetic(bool dot16, std::int64_t rounds) {
-  const Loop loop = loop_for(isa_, dot16);
+double MachineProbe::timed_arithmetic(std::int64_t rounds) {
+  const Loop loop = loop_for(isa_, false);
   auto task = [&](int /*worker*/) { sink_bits = static_cast<std::uint64_t>(loop.run(rounds)); };
   return timed_parallel(executor_, task);
 }
@@ -168,7 +170,7 @@ double MachineProbe::timed_read(const std::byte* data, std::size_t bytes) {
 
 MachineProbe::Sample MachineProbe::sample() {
   Sample out;
-  out.throttled = timed_arithmetic(false, short_rounds_) > 1.4 * short_seconds_;
+  out.throttled = timed_arithmetic(short_rounds_) > 1.4 * short_seconds_;
   cold_at_ = cold_at_ + 2 * kReadBytes > kColdBytes ? 0 : cold_at_ + kReadBytes;
   out.read_gbs = timed_read(cold_.data() + cold_at_, kReadBytes);
   return out;

@@ -34,7 +34,7 @@ class MachineProbe {
 
   struct Sample {
     double read_gbs = 0;     ///< read rate of cold memory, all workers
-    bool throttled = false;  ///< the workers together had less than 1 / 1.4 of the arithmetic measured at the start
+    bool throttled = false;  ///< the workers together had less than 1 / 1.4 of their arithmetic at the start
   };
   /// About 0.4 ms: reads a fresh part of a buffer far larger than the caches, and runs a short arithmetic loop.
   [[nodiscard]] Sample sample();
@@ -45,7 +45,7 @@ class MachineProbe {
 
  private:
   double timed_read(const std::byte* data, std::size_t bytes);
-  double timed_arithmetic(bool dot16, std::int64_t rounds);
+  double timed_arithmetic(std::int64_t rounds);
 
   Executor& executor_;
   Isa isa_;
@@ -53,7 +53,7 @@ class MachineProbe {
   std::size_t cold_at_ = 0;
   Peaks peaks_;
   std::int64_t short_rounds_ = 0;
-  double short_seconds_ = 0;  ///< of short_rounds_ at full speed
+  double short_seconds_ = 0;  ///< of short_rounds_ on one worker at full speed
 };
 
 }  // namespace headwater::bench

@@ -355,6 +355,7 @@ template <typename Model, typename Visit>
 void for_each_field(Model& model, const Visit& visit) {
   visit("num_workers", model.num_workers);
   visit("memory_ps_per_kib", model.memory_ps_per_kib);
+  visit("worker_ps_per_kib", model.worker_ps_per_kib);
   visit("cache_ps_per_kib", model.cache_ps_per_kib);
   visit("cache_bytes", model.cache_bytes);
   visit("item_ps", model.item_ps);
@@ -390,6 +391,7 @@ DeviceModel parse_device_model(std::string_view text, std::string_view name) {
     };
   };
   for_each_field(model, read_into(reader));
+  model.has_dot16 = reader.boolean_or("has_dot16", model.has_dot16);
   (void)reader.string_or("machine", "");
   for (const auto& [key, compute] :
        {std::pair<const char*, ComputeModel*>{"dot16", &model.dot16}, {"fma32", &model.fma32}}) {
@@ -405,6 +407,7 @@ DeviceModel parse_device_model(std::string_view text, std::string_view name) {
 std::string device_model_to_json(const DeviceModel& model, std::string_view machine) {
   nlohmann::ordered_json out;
   out["machine"] = machine;
+  out["has_dot16"] = model.has_dot16;
   for_each_field(model, [&](const char* key, const auto& field) { out[key] = field; });
   for_each_compute_field(model.dot16, [&](const char* key, const auto& field) { out["dot16"][key] = field; });
   for_each_compute_field(model.fma32, [&](const char* key, const auto& field) { out["fma32"][key] = field; });

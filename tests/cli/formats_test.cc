@@ -265,9 +265,11 @@ TEST(PageTables, Messages) {
 TEST(DeviceModels, RoundTrip) {
   DeviceModel model = DeviceModel::default_cpu();
   model.memory_ps_per_kib = 12'345;
+  model.has_dot16 = !model.has_dot16;
   model.fma32.many_row_ps = 777;
   const DeviceModel read = parse_device_model(device_model_to_json(model, "a machine"), "d.json");
   EXPECT_EQ(read.memory_ps_per_kib, 12'345);
+  EXPECT_EQ(read.has_dot16, model.has_dot16);
   EXPECT_EQ(read.fma32.many_row_ps, 777);
   EXPECT_EQ(read.dot16.few_row_ps, model.dot16.few_row_ps);
   EXPECT_EQ(read.chunk_tokens, model.chunk_tokens);
@@ -282,6 +284,7 @@ TEST(DeviceModels, Messages) {
   EXPECT_EQ(message("{\"num_workers\": 0}"), "d.json:1: num_workers: expected an integer in [1, 2147483647], got 0");
   EXPECT_EQ(message("{\"dot16\": {\"few_row\": 1}}"), "d.json:1: dot16.few_row: unknown key");
   EXPECT_EQ(message("{\"dot16\": 4}"), "d.json:1: dot16: expected an object, got 4");
+  EXPECT_EQ(message("{\"has_dot16\": 1}"), "d.json:1: has_dot16: expected true or false, got 1");
   EXPECT_EQ(message("{\"speed\": 4}"), "d.json:1: speed: unknown key");
 }
 
