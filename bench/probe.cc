@@ -41,10 +41,8 @@ __attribute__((target("avx2,fma"))) float loop_avx2(std::int64_t rounds) noexcep
   for (__m256& a : acc) a = _mm256_setzero_ps();
   const __m256 x = _mm256_set1_ps(0.5F);
   for (std::int64_t i = 0; i < rounds; ++i) {
-    for (__m256& a : acc) {
-      a = _mm256_fmadd_ps(a, x, x);
-      asm volatile("" : "+x"(a));
-    }
+#pragma GCC unroll 12
+    for (__m256& a : acc) a = _mm256_fmadd_ps(a, x, x);
   }
   __m256 sum = acc[0];
   for (const __m256& a : acc) sum = _mm256_add_ps(sum, a);
@@ -56,10 +54,8 @@ __attribute__((target("avx512f"))) float loop_avx512(std::int64_t rounds) noexce
   for (__m512& a : acc) a = _mm512_setzero_ps();
   const __m512 x = _mm512_set1_ps(0.5F);
   for (std::int64_t i = 0; i < rounds; ++i) {
-    for (__m512& a : acc) {
-      a = _mm512_fmadd_ps(a, x, x);
-      asm volatile("" : "+v"(a));
-    }
+#pragma GCC unroll 12
+    for (__m512& a : acc) a = _mm512_fmadd_ps(a, x, x);
   }
   __m512 sum = acc[0];
   for (const __m512& a : acc) sum = _mm512_add_ps(sum, a);
@@ -71,10 +67,8 @@ __attribute__((target("avx512f,avx512bf16"))) float loop_avx512_bf16(std::int64_
   for (__m512& a : acc) a = _mm512_setzero_ps();
   const __m512bh x = (__m512bh)_mm512_set1_epi32(0x3F003F00);  // pairs of 0.5
   for (std::int64_t i = 0; i < rounds; ++i) {
-    for (__m512& a : acc) {
-      a = _mm512_dpbf16_ps(a, x, x);
-      asm volatile("" : "+v"(a));
-    }
+#pragma GCC unroll 12
+    for (__m512& a : acc) a = _mm512_dpbf16_ps(a, x, x);
   }
   __m512 sum = acc[0];
   for (const __m512& a : acc) sum = _mm512_add_ps(sum, a);
