@@ -1,7 +1,9 @@
-// Merges the partial states of one query row: a left fold in slot order, the same arithmetic as a kernel's own fold.
+// Merges the partial states of one query row.
 //
-// Weights are computed with lanes = heads (partial_lse is [slot, head]); O is folded in place into the first state's
-// slot, which nobody reads again. The fold starts from the empty state in every case.
+// Weights are computed with lanes = heads (partial_lse is [slot, head]); O is gathered in place in the first state's
+// slot, which nobody reads again. Normal mode weighs all states at once against the greatest LSE. Batch-invariant mode
+// folds them one by one from the left, starting from the empty state: the same arithmetic as a kernel's own fold.
+// `count` is at least 1.
 #pragma once
 
 #include "cpu/simd/item_view.h"
@@ -35,41 +37,68 @@ class MergeRow {
 
   void run_heads(int head, const std::int32_t* slots, int count) noexcept {
     const int heads = p_.num_qo_heads - head < kL ? p_.num_qo_heads - head : kL;
+    if (p_.batch_invariant) {
+      fold(head, heads, slots, count);
+    } else {
+      weigh(head, heads, slots, count);
+    }
+  }
+
+  void fold(int head, int heads, const std::int32_t* slots, int count) noexcept {
     F lse = V::set1(-kInfinity);
     for (int s = 0; s < count; ++s) {
       const Fold<V> fold = Fold<V>::make(lse, state_lse(slots[s], head, heads));
       lse = fold.lse;
-      float a[kL];
-      float b[kL];
-      V::store(a, fold.a);
-      V::store(b, fold.b);
-      for (int i = 0; i < heads; ++i) {
-        float* to = state_o(slots[0], head + i);
-        const float* from = state_o(slots[s], head + i);
-        const Fold<V> weights{V::set1(a[i]), V::set1(b[i]), V::zero()};
-        for (int d = 0; d < p_.head_dim_vo; d += kL) {
-          const F before = s == 0 ? V::zero() : V::load(to + d);
-          V::store(to + d, weights.apply(before, V::load(from + d)));
-        }
+      combine(head, heads, slots[0], slots[s], s == 0, fold.a, fold.b);
+    }
+    finish(head, heads, slots[0], lse, V::set1(1.0F));
+  }
+
+  void weigh(int head, int heads, const std::int32_t* slots, int count) noexcept {
+    F max = V::set1(-kInfinity);
+    for (int s = 0; s < count; ++s) max = V::max(max, state_lse(slots[s], head, heads));
+    max = V::select(V::equal(max, V::set1(-kInfinity)), V::zero(), max);
+    F sum = V::zero();
+    for (int s = 0; s < count; ++s) {
+      const F weight = exp2<V>(V::sub(state_lse(slots[s], head, heads), max));
+      sum = V::add(sum, weight);
+      combine(head, heads, slots[0], slots[s], s == 0, V::set1(1.0F), weight);
+    }
+    const auto empty = V::equal(sum, V::zero());
+    const F lse = V::select(empty, V::set1(-kInfinity), V::add(max, log2<V>(sum)));
+    finish(head, heads, slots[0], lse, V::select(empty, V::zero(), V::div(V::set1(1.0F), sum)));
+  }
+
+  /// O of slot `to` := a * it (nothing, at first) + b * O of slot `from`, head by head.
+  void combine(int head, int heads, std::int32_t to_slot, std::int32_t from_slot, bool first, F a, F b) noexcept {
+    float as[kL];
+    float bs[kL];
+    V::store(as, a);
+    V::store(bs, b);
+    for (int i = 0; i < heads; ++i) {
+      float* to = state_o(to_slot, head + i);
+      const float* from = state_o(from_slot, head + i);
+      const Fold<V> weights{V::set1(as[i]), V::set1(bs[i]), V::zero()};
+      for (int d = 0; d < p_.head_dim_vo; d += kL) {
+        const F before = first ? V::zero() : V::load(to + d);
+        V::store(to + d, weights.apply(before, V::load(from + d)));
       }
     }
-    finish(head, heads, slots[0], lse);
   }
 
   /// Adds the learned sink and writes out and lse.
-  void finish(int head, int heads, std::int32_t slot, F lse) noexcept {
-    F sink_weight = V::set1(1.0F);
+  void finish(int head, int heads, std::int32_t slot, F lse, F factor_of_o) noexcept {
     if (p_.sinks != nullptr) {
       float sinks[kL];
       for (int i = 0; i < kL; ++i) sinks[i] = i < heads ? p_.sinks[head + i] * kLog2E : -kInfinity;
       const Fold<V> fold = Fold<V>::make(lse, V::load(sinks));
-      sink_weight = fold.a;
+      factor_of_o = V::mul(factor_of_o, fold.a);
       lse = fold.lse;
     }
     float lses[kL];
     float factors[kL];
     V::store(lses, lse);
-    V::store(factors, sink_weight);
+    V::store(factors, factor_of_o);
     with_float_type(p_.out.dtype, [&]<DType T>() {
       for (int i = 0; i < heads; ++i) {
         const float* from = state_o(slot, head + i);

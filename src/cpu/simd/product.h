@@ -127,19 +127,15 @@ inline constexpr int kProductRows = V::kRegisters == 16 ? (NV == 1   ? 12
 template <int Max, class F>
 [[gnu::always_inline]] inline void for_blocks(int n, F&& f) noexcept {
   int m = 0;
-  const auto step = [&]<int N>() {
-    f.template operator()<N>(m);
-    m += N;
-  };
   if constexpr (Max == 12) {
-    while (n - m >= 12) step.template operator()<12>();
-    if (n - m >= 6 && n - m != 8) step.template operator()<6>();
-  } else if constexpr (Max == 6) {
-    while (n - m >= 6 && n - m != 8) step.template operator()<6>();
+    for (; n - m >= 12; m += 12) f.template operator()<12>(m);
   }
-  while (n - m >= 4) step.template operator()<4>();
-  if (n - m >= 2) step.template operator()<2>();
-  if (n - m >= 1) step.template operator()<1>();
+  if constexpr (Max >= 6) {
+    for (; n - m >= 6 && n - m != 8; m += 6) f.template operator()<6>(m);
+  }
+  for (; n - m >= 4; m += 4) f.template operator()<4>(m);
+  for (; n - m >= 2; m += 2) f.template operator()<2>(m);
+  for (; n - m >= 1; m += 1) f.template operator()<1>(m);
 }
 
 }  // namespace headwater::cpu::simd

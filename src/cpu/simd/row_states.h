@@ -12,8 +12,14 @@
 namespace headwater::cpu::simd {
 
 template <class V, class Arith, DType Kv>
+class ManyRows;
+
+/// The base of ManyRows, for its eyes only.
+template <class V, class Arith, DType Kv>
 class RowStates {
- protected:
+  template <class, class, DType>
+  friend class ManyRows;
+
   using F = typename V::F;
   static constexpr int kL = V::kLanes;
   static constexpr int kMaxVectors = V::kRegisters == 16 ? 2 : 4;  ///< of a row block
