@@ -16,7 +16,7 @@ namespace headwater::cpu {
 namespace {
 
 /// Bytes below which the calling thread does everything (a few microseconds).
-constexpr std::int64_t kSerialBytes = 64 * 1024;
+constexpr std::int64_t kSerialBytes = std::int64_t{64} * 1024;
 
 struct Append {
   const KvCache& cache;

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kBlock = 128;
 /// Elements of v_in below which the calling thread does everything.
-constexpr std::int64_t kSerialElements = 32 * 1024;
+constexpr std::int64_t kSerialElements = std::int64_t{32} * 1024;
 constexpr float kPlusInfinity = -kMinusInfinity;
 
 struct Merge {

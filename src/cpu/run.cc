@@ -18,7 +18,7 @@ namespace {
 /// Work below this stays on the calling thread: waking a worker can cost as much.
 constexpr std::int64_t kSerialPs = 50'000'000;
 /// Elements of partial states below which the caller merges alone (about 10 us).
-constexpr std::int64_t kSerialMergeElements = 32 * 1024;
+constexpr std::int64_t kSerialMergeElements = std::int64_t{32} * 1024;
 constexpr std::size_t kCacheLine = 64;
 
 std::int64_t num_rows(const detail::PlanData& plan) noexcept {
