@@ -39,19 +39,18 @@ void RopeTable::extend(int num_positions) {
   num_positions_ = num_positions;
 }
 
-const Ops& best_ops() noexcept {
-  const Isa isa = cpu::detect_isa();
-  if (isa >= Isa::avx512) return kAvx512Ops;
-  if (isa >= Isa::avx2) return kAvx2Ops;
-  return kGenericOps;
-}
-
 std::vector<const Ops*> available_ops() {
-  const Isa isa = cpu::detect_isa();
   std::vector<const Ops*> tables{&kGenericOps};
+#ifdef HEADWATER_ENGINE_X86
+  const Isa isa = cpu::detect_isa();
   if (isa >= Isa::avx2) tables.push_back(&kAvx2Ops);
   if (isa >= Isa::avx512) tables.push_back(&kAvx512Ops);
+#endif
   return tables;
+}
+
+const Ops& best_ops() {
+  return *available_ops().back();
 }
 
 }  // namespace headwater::engine

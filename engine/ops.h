@@ -53,7 +53,7 @@ struct Ops {
 };
 
 /// The best table for this processor.
-[[nodiscard]] const Ops& best_ops() noexcept;
+[[nodiscard]] const Ops& best_ops();
 /// All tables that this processor can run, "generic" first: for tests.
 [[nodiscard]] std::vector<const Ops*> available_ops();
 
