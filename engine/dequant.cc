@@ -72,7 +72,7 @@ void unpack_q4_k(const std::uint8_t* block, float* out) {
   const float scale_min = load_half(block + 2);
   const std::uint8_t* packed = block + 4;
   const std::uint8_t* q = block + 16;
-  for (int group = 0; group < 8; ++group, out += 32) {
+  for (std::size_t group = 0; group < 8; ++group, out += 32) {
     int group_scale = 0;
     int group_min = 0;
     if (group < 4) {
@@ -85,7 +85,7 @@ void unpack_q4_k(const std::uint8_t* block, float* out) {
     const float d = scale * static_cast<float>(group_scale);
     const float m = scale_min * static_cast<float>(group_min);
     const std::uint8_t* bytes = q + group / 2 * 32;
-    const int shift = group % 2 * 4;
+    const auto shift = static_cast<int>(group % 2 * 4);
     for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(bytes[i] >> shift & 15) - m;
   }
 }
@@ -94,17 +94,17 @@ void unpack_q4_k(const std::uint8_t* block, float* out) {
 /// Each half (128 values) has four runs of 32: nibbles low, low + 32 bytes, high, high + 32 bytes.
 void unpack_q6_k(const std::uint8_t* block, float* out) {
   const float scale = load_half(block + 208);
-  for (int half = 0; half < 2; ++half) {
+  for (std::size_t half = 0; half < 2; ++half) {
     const std::uint8_t* low = block + half * 64;
     const std::uint8_t* high = block + 128 + half * 32;
     const std::uint8_t* scales = block + 192 + half * 8;
-    for (int run = 0; run < 4; ++run, out += 32) {
+    for (std::size_t run = 0; run < 4; ++run, out += 32) {
       const std::uint8_t* nibbles = low + run % 2 * 32;
-      const int low_shift = run / 2 * 4;
-      const int high_shift = run * 2;
-      for (int part = 0; part < 2; ++part) {
+      const auto low_shift = static_cast<int>(run / 2 * 4);
+      const auto high_shift = static_cast<int>(run * 2);
+      for (std::size_t part = 0; part < 2; ++part) {
         const float d = scale * static_cast<float>(static_cast<std::int8_t>(scales[run * 2 + part]));
-        for (int i = part * 16; i < part * 16 + 16; ++i) {
+        for (std::size_t i = part * 16; i < part * 16 + 16; ++i) {
           const int q = (nibbles[i] >> low_shift & 15) | (high[i] >> high_shift & 3) << 4;
           out[i] = d * static_cast<float>(q - 32);
         }

@@ -366,6 +366,7 @@ class GgufParser {
 
   void check_overlaps() const {
     std::vector<const GgufTensor*> order;
+    order.reserve(file_.tensors_.size());
     for (const GgufTensor& tensor : file_.tensors_) order.push_back(&tensor);
     std::ranges::sort(order, {}, [](const GgufTensor* tensor) { return tensor->data.data(); });
     for (std::size_t i = 1; i < order.size(); ++i) {
@@ -462,64 +463,57 @@ namespace {
                                                name_of(static_cast<GgufType>(got->index())), expected));
 }
 
-/// The value as T if it is one of the kinds that `convert` accepts (it returns an optional).
-template <typename T, typename Convert>
-T typed(const Gguf& file, std::string_view key, std::string_view expected, const std::optional<T>& fallback,
-        const Convert& convert) {
-  const GgufValue* value = file.find(key);
-  if (value == nullptr && fallback) return *fallback;
-  if (value == nullptr) fail_key(file, key, expected, nullptr);
-  const std::optional<T> converted = std::visit(convert, *value);
-  if (!converted) fail_key(file, key, expected, value);
-  return *converted;
-}
-
 template <typename T>
 constexpr bool kIsInteger = std::is_integral_v<T> && !std::is_same_v<T, bool>;
 
 }  // namespace
 
+// std::get_if of a null pointer is null, so a missing key needs no case of its own below.
+
 std::uint64_t Gguf::unsigned_integer(std::string_view key, std::optional<std::uint64_t> fallback) const {
-  return typed<std::uint64_t>(
-      *this, key, "an integer", fallback, [&](const auto& value) -> std::optional<std::uint64_t> {
-        if constexpr (kIsInteger<std::decay_t<decltype(value)>>) {
-          if (std::cmp_less(value, 0)) {
-            throw Error(ErrorCode::io, fmt::format("{}: key {} = {}, expected 0 or more", name_, shown(key), value));
+  const GgufValue* value = find(key);
+  if (value == nullptr && fallback) return *fallback;
+  if (value == nullptr) fail_key(*this, key, "an integer", nullptr);
+  return std::visit(
+      [&](const auto& number) -> std::uint64_t {
+        if constexpr (kIsInteger<std::decay_t<decltype(number)>>) {
+          if (std::cmp_less(number, 0)) {
+            throw Error(ErrorCode::io, fmt::format("{}: key {} = {}, expected 0 or more", name_, shown(key), number));
           }
-          return static_cast<std::uint64_t>(value);
+          return static_cast<std::uint64_t>(number);
         } else {
-          return std::nullopt;
+          fail_key(*this, key, "an integer", value);
         }
-      });
+      },
+      *value);
 }
 
 double Gguf::real(std::string_view key, std::optional<double> fallback) const {
-  return typed<double>(*this, key, "f32 or f64", fallback, [](const auto& value) -> std::optional<double> {
-    if constexpr (std::is_floating_point_v<std::decay_t<decltype(value)>>) return static_cast<double>(value);
-    return std::nullopt;
-  });
+  const GgufValue* value = find(key);
+  if (value == nullptr && fallback) return *fallback;
+  if (const auto* number = std::get_if<float>(value)) return *number;
+  if (const auto* number = std::get_if<double>(value)) return *number;
+  fail_key(*this, key, "f32 or f64", value);
 }
 
 bool Gguf::boolean(std::string_view key, std::optional<bool> fallback) const {
-  return typed<bool>(*this, key, "boolean", fallback, [](const auto& value) -> std::optional<bool> {
-    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, bool>) return value;
-    return std::nullopt;
-  });
+  const GgufValue* value = find(key);
+  if (value == nullptr && fallback) return *fallback;
+  if (const auto* flag = std::get_if<bool>(value)) return *flag;
+  fail_key(*this, key, "boolean", value);
 }
 
 std::string_view Gguf::string(std::string_view key, std::optional<std::string_view> fallback) const {
-  return typed<std::string_view>(*this, key, "string", fallback,
-                                 [](const auto& value) -> std::optional<std::string_view> {
-                                   if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::string_view>)
-                                     return value;
-                                   return std::nullopt;
-                                 });
+  const GgufValue* value = find(key);
+  if (value == nullptr && fallback) return *fallback;
+  if (const auto* text = std::get_if<std::string_view>(value)) return *text;
+  fail_key(*this, key, "string", value);
 }
 
 std::span<const std::string_view> Gguf::strings(std::string_view key) const {
   constexpr std::string_view kExpected = "an array of strings";
   const GgufValue* value = find(key);
-  const GgufArray* array = value == nullptr ? nullptr : std::get_if<GgufArray>(value);
+  const auto* array = std::get_if<GgufArray>(value);
   if (array == nullptr) fail_key(*this, key, kExpected, value);
   if (array->type != GgufType::string) {
     throw Error(ErrorCode::io, fmt::format("{}: key {} is an array of {}, expected {}", name_, shown(key),
@@ -544,7 +538,7 @@ void append_integers(const GgufArray& array, std::vector<std::int32_t>& out, con
 std::vector<std::int32_t> Gguf::integers(std::string_view key) const {
   constexpr std::string_view kExpected = "an array of integers";
   const GgufValue* value = find(key);
-  const GgufArray* array = value == nullptr ? nullptr : std::get_if<GgufArray>(value);
+  const auto* array = std::get_if<GgufArray>(value);
   if (array == nullptr) fail_key(*this, key, kExpected, value);
   const auto out_of_range = [&](std::uint64_t index, auto number) {
     throw Error(ErrorCode::io, fmt::format("{}: key {} has [{}] = {}, expected a value that fits in 32 bits", name_,
