@@ -187,6 +187,7 @@ void add_generate(CLI::App& app, Action& action) {
       ->capture_default_str();
   command.add_option("--max-tokens", flags->max_tokens, "longest answer, tokens")
       ->check(CLI::PositiveNumber)
+      ->take_last()
       ->capture_default_str();
   command.add_option("-t,--temperature", flags->sampling.temperature, "0: always the most likely token")
       ->check(CLI::Range(0.0, 100.0))

@@ -125,7 +125,7 @@ void Demo::print_answers(const RunResult& run) const {
   for (std::size_t i = 0; i < questions_.size(); ++i) {
     std::string text = run.completions[i].text;
     if (run.completions[i].finish == engine::FinishReason::length) text += " ...";
-    for (std::size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 6) text.replace(at, 1, "\n     ");
+    for (std::size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 5) text.replace(at, 1, "\n    ");
     fmt::print("{:2}. {}\n    {}\n", i + 1, questions_[i], text);
   }
   fmt::print("\n");
