@@ -2,6 +2,8 @@
 // (who carve their buffers out of it in the same order). It depends on the shape and on the largest item only, never on
 // the ISA level, so that a plan's workspace serves every level: rows are padded to the widest vector.
 //
+// Forced inline: this header is also included by files compiled for newer processors (see convert.h).
+//
 // Layout for one worker: the few-rows and the many-rows buffers share the same bytes (an item uses one kernel).
 #pragma once
 
@@ -29,7 +31,7 @@ struct ScratchShape {
   bool batch_invariant = false;
 };
 
-[[nodiscard]] constexpr std::size_t round_up(std::size_t n, std::size_t multiple) noexcept {
+[[nodiscard, gnu::always_inline]] constexpr std::size_t round_up(std::size_t n, std::size_t multiple) noexcept {
   return (n + multiple - 1) / multiple * multiple;
 }
 
@@ -46,7 +48,7 @@ struct ManyScratch {
   std::size_t rows = 0;     ///< kRowArrays x [padded rows] 4-byte
   std::size_t bytes = 0;
 
-  [[nodiscard]] static constexpr ManyScratch make(const ScratchShape& s, int max_rows) noexcept {
+  [[nodiscard, gnu::always_inline]] static constexpr ManyScratch make(const ScratchShape& s, int max_rows) noexcept {
     const std::size_t rows =
         round_up(static_cast<std::size_t>(std::max(max_rows, 1)) * static_cast<std::size_t>(s.group_size), kRowPad);
     const auto dqk = static_cast<std::size_t>(s.head_dim_qk);
@@ -80,7 +82,7 @@ struct FewScratch {
   std::size_t row_out = 0;  ///< [Dvo] fp32
   std::size_t bytes = 0;
 
-  [[nodiscard]] static constexpr FewScratch make(const ScratchShape& s, int max_rows) noexcept {
+  [[nodiscard, gnu::always_inline]] static constexpr FewScratch make(const ScratchShape& s, int max_rows) noexcept {
     const std::size_t rows = std::min<std::size_t>(
         static_cast<std::size_t>(std::max(max_rows, 1)) * static_cast<std::size_t>(s.group_size), kFewRowsMax);
     const auto heads = static_cast<std::size_t>(std::min(s.num_kv_heads, kFewHeads));
@@ -102,7 +104,8 @@ struct FewScratch {
 };
 
 /// Scratch bytes that one worker needs for items of at most `max_rows` query rows; aligned to kScratchAlignment.
-[[nodiscard]] constexpr std::size_t scratch_bytes(const ScratchShape& shape, int max_rows) noexcept {
+[[nodiscard, gnu::always_inline]] constexpr std::size_t scratch_bytes(const ScratchShape& shape,
+                                                                      int max_rows) noexcept {
   return std::max(ManyScratch::make(shape, max_rows).bytes, FewScratch::make(shape, max_rows).bytes);
 }
 
