@@ -1,9 +1,16 @@
 // See omp_executor.h.
 #include "engine/omp_executor.h"
 
-#include <omp.h>
-
 #include <algorithm>
+
+// Declared here because clang's tools have no omp.h of their own.
+extern "C" {
+int omp_get_thread_num();
+int omp_get_num_threads();
+int omp_get_max_threads();
+int omp_get_num_procs();
+void omp_set_num_threads(int num_threads);
+}
 
 namespace headwater::engine {
 

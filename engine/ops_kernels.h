@@ -32,7 +32,7 @@ inline float fast_exp(float x) noexcept {
   return p * __builtin_bit_cast(float, (shifted + 1) << 23);
 }
 
-void rms_norm_kernel(const float* x, const float* weight, float eps, int n, ProductInput out) noexcept {
+inline void rms_norm_kernel(const float* x, const float* weight, float eps, int n, ProductInput out) noexcept {
   float sums[kLanes] = {};
   int i = 0;
   for (; i + kLanes <= n; i += kLanes) {
@@ -51,7 +51,7 @@ void rms_norm_kernel(const float* x, const float* weight, float eps, int n, Prod
   }
 }
 
-void rope_kernel(float* x, int num_heads, int head_dim, const float* table, int dim) noexcept {
+inline void rope_kernel(float* x, int num_heads, int head_dim, const float* table, int dim) noexcept {
   for (int head = 0; head < num_heads; ++head, x += head_dim) {
     for (int i = 0; i < dim; i += 2) {
       const float a = x[i];
@@ -62,7 +62,7 @@ void rope_kernel(float* x, int num_heads, int head_dim, const float* table, int 
   }
 }
 
-void swiglu_kernel(const float* gate, const float* up, int n, ProductInput out) noexcept {
+inline void swiglu_kernel(const float* gate, const float* up, int n, ProductInput out) noexcept {
   if (out.type == DType::bf16) {
     auto* y = static_cast<std::uint16_t*>(out.data);
     for (int k = 0; k < n; ++k) y[k] = to_bf16(gate[k] / (1.0F + fast_exp(-gate[k])) * up[k]);
@@ -72,7 +72,7 @@ void swiglu_kernel(const float* gate, const float* up, int n, ProductInput out) 
   }
 }
 
-void convert_kernel(const float* x, int n, ProductInput out) noexcept {
+inline void convert_kernel(const float* x, int n, ProductInput out) noexcept {
   if (out.type == DType::bf16) {
     auto* y = static_cast<std::uint16_t*>(out.data);
     for (int k = 0; k < n; ++k) y[k] = to_bf16(x[k]);
