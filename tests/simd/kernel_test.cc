@@ -66,23 +66,23 @@ class Kernels : public testing::TestWithParam<Isa> {
   void SetUp() override {
     if (GetParam() > cpu::detect_isa()) GTEST_SKIP() << "this processor lacks " << name_of(GetParam());
     ASSERT_EQ(cpu::kernels_for(GetParam()).isa, GetParam());
-    spec_.isa = GetParam();
+    spec.isa = GetParam();
   }
-  CaseSpec spec_;
+  CaseSpec spec;
 };
 
 TEST_P(Kernels, TypesAndRows) {
   for (const DType q : {DType::f32, DType::bf16, DType::f16}) {
     for (const DType kv : {DType::f32, DType::bf16, DType::f16, DType::f8e4m3}) {
       for (const int rows : {1, 2, 3, 5, 9, 17, 40}) {
-        spec_.q = q;
-        spec_.kv = kv;
-        spec_.out = q;
-        spec_.num_rows = rows;
-        spec_.num_keys = 150;
-        spec_.pos_begin = 32;
-        spec_.seed = static_cast<std::uint64_t>(rows);
-        run_case(spec_);
+        spec.q = q;
+        spec.kv = kv;
+        spec.out = q;
+        spec.num_rows = rows;
+        spec.num_keys = 150;
+        spec.pos_begin = 32;
+        spec.seed = static_cast<std::uint64_t>(rows);
+        run_case(spec);
       }
     }
   }
@@ -106,13 +106,13 @@ TEST_P(Kernels, HeadDims) {
                        {240, 48}}) {
     for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
       for (const int rows : {1, 3, 7}) {
-        spec_.q = spec_.kv = spec_.out = type;
-        spec_.head_dim_qk = d.qk;
-        spec_.head_dim_vo = d.vo;
-        spec_.num_rows = rows;
-        spec_.num_keys = 77;
-        spec_.seed = static_cast<std::uint64_t>(d.qk + rows);
-        run_case(spec_);
+        spec.q = spec.kv = spec.out = type;
+        spec.head_dim_qk = d.qk;
+        spec.head_dim_vo = d.vo;
+        spec.num_rows = rows;
+        spec.num_keys = 77;
+        spec.seed = static_cast<std::uint64_t>(d.qk + rows);
+        run_case(spec);
       }
     }
   }
@@ -122,15 +122,15 @@ TEST_P(Kernels, GroupAndPageSizes) {
   for (const int group : {1, 2, 3, 4, 7, 8, 16}) {
     for (const int page : {1, 2, 3, 16, 32}) {
       for (const DType type : {DType::f32, DType::bf16}) {
-        spec_.q = spec_.kv = spec_.out = type;
-        spec_.group_size = group;
-        spec_.num_kv_heads = group == 3 ? 3 : 2;
-        spec_.page_size = page;
-        spec_.num_rows = 1 + page % 5;
-        spec_.num_keys = 71;
-        spec_.first_token = page / 2;
-        spec_.seed = static_cast<std::uint64_t>(group * 100 + page);
-        run_case(spec_);
+        spec.q = spec.kv = spec.out = type;
+        spec.group_size = group;
+        spec.num_kv_heads = group == 3 ? 3 : 2;
+        spec.page_size = page;
+        spec.num_rows = 1 + page % 5;
+        spec.num_keys = 71;
+        spec.first_token = page / 2;
+        spec.seed = static_cast<std::uint64_t>(group * 100 + page);
+        run_case(spec);
       }
     }
   }
@@ -141,30 +141,30 @@ TEST_P(Kernels, Layouts) {
        {Layout::nhd, Layout::hnd, Layout::pair_nhd, Layout::pair_hnd, Layout::side_by_side, Layout::v_in_k}) {
     for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
       for (const int rows : {1, 6}) {
-        spec_.q = spec_.kv = spec_.out = type;
-        spec_.layout = layout;
-        spec_.num_rows = rows;
-        spec_.head_dim_vo = 32;
-        spec_.num_keys = 90;
-        spec_.first_token = 5;
-        run_case(spec_);
+        spec.q = spec.kv = spec.out = type;
+        spec.layout = layout;
+        spec.num_rows = rows;
+        spec.head_dim_vo = 32;
+        spec.num_keys = 90;
+        spec.first_token = 5;
+        run_case(spec);
       }
     }
   }
 }
 
 TEST_P(Kernels, Mla) {
-  spec_.layout = Layout::v_in_k;
-  spec_.num_kv_heads = 1;
-  spec_.head_dim_qk = 576;
-  spec_.head_dim_vo = 512;
+  spec.layout = Layout::v_in_k;
+  spec.num_kv_heads = 1;
+  spec.head_dim_qk = 576;
+  spec.head_dim_vo = 512;
   for (const int group : {4, 16, 128}) {
     for (const DType type : {DType::f32, DType::bf16}) {
-      spec_.q = spec_.kv = spec_.out = type;
-      spec_.group_size = group;
-      spec_.num_rows = 2;
-      spec_.num_keys = 70;
-      run_case(spec_);
+      spec.q = spec.kv = spec.out = type;
+      spec.group_size = group;
+      spec.num_rows = 2;
+      spec.num_keys = 70;
+      run_case(spec);
     }
   }
 }
@@ -173,17 +173,17 @@ TEST_P(Kernels, ScoreFeatures) {
   for (int bits = 0; bits < 64; ++bits) {
     for (const DType type : {DType::f32, DType::bf16}) {
       for (const int rows : {1, 7}) {
-        spec_.q = spec_.kv = spec_.out = type;
-        spec_.num_rows = rows;
-        spec_.num_keys = 140;
-        spec_.soft_cap = (bits & 1) != 0 ? 5.0F : 0.0F;
-        spec_.alibi = (bits & 2) != 0;
-        spec_.sinks = (bits & 4) != 0;
-        spec_.num_sink_tokens = (bits & 8) != 0 ? 4 : 0;
-        spec_.scales = (bits & 16) != 0;
-        spec_.base = (bits & 32) != 0 ? LseBase::natural : LseBase::two;
-        spec_.seed = static_cast<std::uint64_t>(bits);
-        run_case(spec_);
+        spec.q = spec.kv = spec.out = type;
+        spec.num_rows = rows;
+        spec.num_keys = 140;
+        spec.soft_cap = (bits & 1) != 0 ? 5.0F : 0.0F;
+        spec.alibi = (bits & 2) != 0;
+        spec.sinks = (bits & 4) != 0;
+        spec.num_sink_tokens = (bits & 8) != 0 ? 4 : 0;
+        spec.scales = (bits & 16) != 0;
+        spec.base = (bits & 32) != 0 ? LseBase::natural : LseBase::two;
+        spec.seed = static_cast<std::uint64_t>(bits);
+        run_case(spec);
       }
     }
   }
@@ -192,10 +192,10 @@ TEST_P(Kernels, ScoreFeatures) {
 TEST_P(Kernels, PeakedAndFlatScores) {
   for (const float size : {0.01F, 8.0F, 60.0F}) {
     for (const int rows : {1, 6}) {
-      spec_.q_size = size;
-      spec_.num_rows = rows;
-      spec_.num_keys = 200;
-      run_case(spec_);
+      spec.q_size = size;
+      spec.num_rows = rows;
+      spec.num_keys = 200;
+      run_case(spec);
     }
   }
 }
@@ -271,7 +271,7 @@ TEST_P(Kernels, BatchInvariantWindowStartsMidTile) {
 
 /// The bit tests can fail: in normal mode a cut changes bits.
 TEST_P(Kernels, NormalModeIsNotInvariant) {
-  CaseSpec s = spec_;
+  CaseSpec s = spec;
   s.num_rows = 11;
   s.num_keys = 421;
   Case whole(s);
