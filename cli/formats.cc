@@ -133,8 +133,9 @@ Tree parse_tree(const Place& place) {
     if (!index_of_id.emplace(id, static_cast<std::int64_t>(i)).second) {
       node.fail("id", fmt::format("expected an id not used before, got {}", id));
     }
-    if (out.first_step > out.last_step) {
-      node.fail("first_step", fmt::format("expected at most last_step = {}, got {}", out.last_step, out.first_step));
+    if (out.first_step > out.last_step + 1) {  // equal to last_step + 1: a node without tokens
+      node.fail("first_step",
+                fmt::format("expected at most last_step + 1 = {}, got {}", out.last_step + 1, out.first_step));
     }
     tree.nodes.push_back(out);
   }

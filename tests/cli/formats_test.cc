@@ -94,6 +94,14 @@ TEST(Trees, LiveLeavesAtAStep) {
   EXPECT_TRUE(trees[0].at_step(0).requests.empty()) << "the root is the prompt, not a leaf";
 }
 
+TEST(Trees, NodesWithoutTokensAreNeverLive) {
+  const std::vector<Tree> trees =
+      parse_trees(R"({"nodes":[{"id":0,"parent":-1,"num_tokens":4,"first_step":-3,"last_step":0},)"
+                  R"({"id":1,"parent":0,"num_tokens":0,"first_step":1,"last_step":0}]})",
+                  "t.jsonl");
+  for (int step = -1; step <= 2; ++step) EXPECT_TRUE(trees[0].at_step(step).requests.empty()) << step;
+}
+
 TEST(Trees, SampleFilesAreReadable) {
   for (const char* name : {"tot_docmerge", "tot_keyword", "tot_set128", "tot_sorting128"}) {
     const std::string file = std::string("trees/") + name + ".jsonl";
@@ -134,8 +142,8 @@ TEST(Trees, Messages) {
       "t.jsonl:1: nodes[1].parent: expected the id of an earlier node, got 2");
   EXPECT_EQ(message(tree(root + R"(,{"id":0,"parent":0,"num_tokens":4,"first_step":0,"last_step":0})")),
             "t.jsonl:1: nodes[1].id: expected an id not used before, got 0");
-  EXPECT_EQ(message(tree(root + R"(,{"id":1,"parent":0,"num_tokens":4,"first_step":9,"last_step":8})")),
-            "t.jsonl:1: nodes[1].first_step: expected at most last_step = 8, got 9");
+  EXPECT_EQ(message(tree(root + R"(,{"id":1,"parent":0,"num_tokens":4,"first_step":10,"last_step":8})")),
+            "t.jsonl:1: nodes[1].first_step: expected at most last_step + 1 = 9, got 10");
   EXPECT_EQ(message(std::string(kTree) + "\n{\"nodes\":null}\n"), "t.jsonl:2: nodes: expected an array, got null");
 }
 
