@@ -31,11 +31,11 @@ bench: build  ## the layer benchmark at its defaults
 
 format:  ## rewrite all sources in the project's style
 	@tools/install_deps.sh check
-	$(CLANG_FORMAT) -i $(SOURCES)
+	@$(CLANG_FORMAT) -i $(SOURCES)
 
 format-check:  ## fail if `make format` would change anything
 	@tools/install_deps.sh check
-	$(CLANG_FORMAT) --dry-run --Werror $(SOURCES)
+	@$(CLANG_FORMAT) --dry-run --Werror $(SOURCES)
 
 lint: build  ## clang-tidy over the project's code, warnings are errors
 	@tools/install_deps.sh check

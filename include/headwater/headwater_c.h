@@ -11,6 +11,7 @@
  * Structs. Those that may grow in later versions begin with `struct_size`; hw_*_init(&s, sizeof s) sets it and the
  * defaults. A program built against an older version may pass its shorter struct. What the fields mean is said in the
  * C++ header that is named beside each struct. Arrays are read only during the call unless said otherwise. */
+/* NOLINTBEGIN(modernize-*,readability-identifier-naming): this is C */
 #ifndef HEADWATER_HEADWATER_C_H_
 #define HEADWATER_HEADWATER_C_H_
 
@@ -407,3 +408,4 @@ int hw_prefix_cache_held_pages(const hw_prefix_cache* cache, int32_t* held, hw_e
 #endif
 
 #endif /* HEADWATER_HEADWATER_C_H_ */
+/* NOLINTEND(modernize-*,readability-identifier-naming) */
