@@ -226,6 +226,11 @@ TEST(Ops, EveryTableAgreesWithDoublePrecision) {
       const double g = static_cast<double>(gate[i]);
       ASSERT_NEAR(y[i], g / (1 + std::exp(-g)) * static_cast<double>(weight[i]), 2e-6 * (1 + std::abs(g))) << g;
     }
+    gate.assign(577, std::nanf(""));
+    ops->swiglu(gate.data(), weight.data(), 577, {y.data(), DType::f32});
+    for (const float value : y) ASSERT_TRUE(std::isnan(value));
+    ops->rms_norm(gate.data(), weight.data(), 1e-5F, 577, {y.data(), DType::f32});
+    for (const float value : y) ASSERT_TRUE(std::isnan(value));
     std::vector<std::uint16_t> half(577);
     ops->convert(x.data(), 577, {half.data(), DType::bf16});
     for (std::size_t i = 0; i < half.size(); ++i) ASSERT_EQ(half[i], to_bf16(x[i]));
