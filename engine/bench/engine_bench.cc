@@ -87,10 +87,10 @@ void bench_switch(const Arguments& a) {
   const ProductThreads threads(executor->num_workers());
   const Product product({576, 576, false}, DType::f32);
   HugeBuffer weights(product.packed_bytes());
-  std::vector<float> plain(576 * 576, 0.01F);
+  std::vector<float> plain(std::size_t{576} * 576, 0.01F);
   product.pack(plain.data(), weights.data());
-  std::vector<float> x(8 * 576, 1.0F);
-  std::vector<float> y(8 * 576);
+  std::vector<float> x(std::size_t{8} * 576, 1.0F);
+  std::vector<float> y(std::size_t{8} * 576);
   const auto run_product = [&] { product.run(weights.data(), x.data(), y.data(), 8); };
   const auto region = [&](Executor& e) { e.parallel([](void*, int) noexcept {}, nullptr); };
   const auto time_of = [&](auto&& body) {

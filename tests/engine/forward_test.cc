@@ -41,7 +41,8 @@ std::vector<std::vector<float>> engine_logits(const Model& model, const std::vec
     for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int32_t>(i);
     runner.forward(planner.plan(batch), {batch.tokens, batch.positions, batch.token_slots, batch.copies, all});
     runner.logits([&](int, int count, const float* logits) {
-      for (int i = 0; i < count; ++i) result.emplace_back(logits + i * c.vocab, logits + (i + 1) * c.vocab);
+      for (int i = 0; i < count; ++i)
+        result.emplace_back(logits + std::ptrdiff_t{i} * c.vocab, logits + std::ptrdiff_t{i + 1} * c.vocab);
     });
     scheduler.mark_computed(batch);
   }
@@ -165,7 +166,8 @@ TEST(Product, RowsHaveTheSameBitsForEveryNumberOfRows) {
          {std::tuple{576, 960, false}, {576, 576, true}, {576, 3072, false}, {1536, 576, true}}) {
       const Product product({in, out, accumulate}, type);
       HugeBuffer packed(product.packed_bytes());
-      product.pack(random_values(static_cast<std::size_t>(in * out), 1).data(), packed.data());
+      product.pack(random_values(static_cast<std::size_t>(in) * static_cast<std::size_t>(out), 1).data(),
+                   packed.data());
       EXPECT_TRUE(product.rows_agree(packed.data())) << in << " -> " << out << " " << name_of(type);
     }
   }
@@ -174,15 +176,15 @@ TEST(Product, RowsHaveTheSameBitsForEveryNumberOfRows) {
 TEST(Product, FixedBlocksGiveTheSameResult) {
   const ProductThreads threads(2);
   const Product product({64, 96, false}, DType::f32);
-  const std::vector<float> weights = random_values(64 * 96, 1);
+  const std::vector<float> weights = random_values(std::size_t{64} * 96, 1);
   HugeBuffer packed(product.packed_bytes());
   product.pack(weights.data(), packed.data());
-  const std::vector<float> x = random_values(64 * 64, 2);
-  std::vector<float> y(64 * 96);
-  std::vector<float> z(64 * 96);
+  const std::vector<float> x = random_values(std::size_t{64} * 64, 2);
+  std::vector<float> y(std::size_t{64} * 96);
+  std::vector<float> z(std::size_t{64} * 96);
   product.run(packed.data(), x.data(), y.data(), 37);
   product.run(packed.data(), x.data(), z.data(), 37, 16);
-  for (std::size_t i = 0; i < 37 * 96; ++i) ASSERT_NEAR(y[i], z[i], 1e-4F);
+  for (std::size_t i = 0; i < std::size_t{37} * 96; ++i) ASSERT_NEAR(y[i], z[i], 1e-4F);
 }
 
 TEST(Product, RefusesWhatItCannotDo) {

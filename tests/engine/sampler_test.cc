@@ -90,7 +90,7 @@ TEST(Sampler, UniformIsUniform) {
     ASSERT_LT(u, 1.0);
     ++bins[static_cast<std::size_t>(u * 16)];
   }
-  for (const int count : bins) EXPECT_NEAR(count, kDraws / 16, 5 * std::sqrt(kDraws / 16.0));
+  for (const int count : bins) EXPECT_NEAR(count, kDraws / 16.0, 5 * std::sqrt(kDraws / 16.0));
 }
 
 TEST(Sampler, ReportsLogitsThatAreNotNumbers) {
