@@ -18,10 +18,10 @@ inline std::uint16_t to_bf16(float value) noexcept {
 /// exp(x) for x <= about 88, relative error below 3e-7; 0 far below. 2^t split into an integer and a fraction.
 inline float fast_exp(float x) noexcept {
   float t = x * 1.44269504F;
-  t = t < -126.0F ? -126.0F : t;
-  t = t > 127.0F ? 127.0F : t;
+  t = t > -126.0F ? t : -126.0F;
+  t = t < 127.0F ? t : 127.0F;
   const auto shifted = static_cast<std::int32_t>(t + 126.5F);  // rounds t to nearest: t + 126.5 is positive
-  const float f = t - static_cast<float>(shifted - 126);       // [-0.5, 0.5]
+  const float f = t - (static_cast<float>(shifted) - 126.0F);  // [-0.5, 0.5]
   float p = 1.5403530e-4F;
   p = p * f + 1.3333558e-3F;
   p = p * f + 9.6181291e-3F;
@@ -29,7 +29,7 @@ inline float fast_exp(float x) noexcept {
   p = p * f + 2.4022651e-1F;
   p = p * f + 6.9314718e-1F;
   p = p * f + 1.0F;
-  return p * __builtin_bit_cast(float, (shifted + 1) << 23);
+  return p * __builtin_bit_cast(float, (static_cast<std::uint32_t>(shifted) + 1U) << 23);
 }
 
 inline void rms_norm_kernel(const float* x, const float* weight, float eps, int n, ProductInput out) noexcept {

@@ -33,29 +33,29 @@ class ReferenceLogits : public ::testing::Test {
     if (!std::filesystem::exists(model_path()))
       GTEST_SKIP() << model_path() << " is not there: run tools/fetch_model.sh";
     std::ifstream file(std::string(HEADWATER_TEST_DATA) + "/smollm2_logits.json");
-    recorded_ = nlohmann::json::parse(file);
-    prompt_ = recorded_["prompt"].get<std::vector<std::int32_t>>();
-    generated_ = recorded_["generated"].get<std::vector<std::int32_t>>();
+    recorded = nlohmann::json::parse(file);
+    prompt = recorded["prompt"].get<std::vector<std::int32_t>>();
+    generated = recorded["generated"].get<std::vector<std::int32_t>>();
     ModelOptions options;
     options.num_threads = 2;
-    model_ = load_model(model_path(), options);
+    model = load_model(model_path(), options);
   }
 
-  nlohmann::json recorded_;
-  std::vector<std::int32_t> prompt_, generated_;
-  std::shared_ptr<const Model> model_;
+  nlohmann::json recorded;
+  std::vector<std::int32_t> prompt, generated;
+  std::shared_ptr<const Model> model;
 };
 
 TEST_F(ReferenceLogits, EveryPositionAgrees) {
-  const ModelConfig& c = model_->config();
+  const ModelConfig& c = model->config();
   for (const DType kv : {DType::f32, DType::bf16}) {
     const KvLayout layout{c.num_layers, c.num_kv_heads, c.head_dim, 16, kv};
-    Runner runner(*model_, layout, 16, false, std::nullopt);
+    Runner runner(*model, layout, 16, false, std::nullopt);
     StepPlanner planner(runner.attention_shape(), {}, DeviceModel::default_cpu(), 16, 16);
     Scheduler scheduler({16, 16, 512, 4, false});
     auto sample = std::make_unique<Sample>();
-    sample->tokens = prompt_;
-    sample->tokens.insert(sample->tokens.end(), generated_.begin(), generated_.end());
+    sample->tokens = prompt;
+    sample->tokens.insert(sample->tokens.end(), generated.begin(), generated.end());
     sample->prompt_len = static_cast<std::int64_t>(sample->tokens.size());
     scheduler.add(std::move(sample));
     StepBatch batch;
@@ -70,30 +70,30 @@ TEST_F(ReferenceLogits, EveryPositionAgrees) {
       for (int i = 0; i < count; ++i, ++positions) {
         const auto position = static_cast<std::size_t>(first + i);
         const float* row = logits + static_cast<std::size_t>(i) * static_cast<std::size_t>(c.vocab);
-        for (std::size_t w = 0; w < recorded_["watched"].size(); ++w) {
-          const double expected = recorded_["logits"][position][w];
-          error = std::max(error, std::abs(row[recorded_["watched"][w].get<std::size_t>()] - expected));
+        for (std::size_t w = 0; w < recorded["watched"].size(); ++w) {
+          const double expected = recorded["logits"][position][w];
+          error = std::max(error, std::abs(row[recorded["watched"][w].get<std::size_t>()] - expected));
           scale = std::max(scale, std::abs(expected));
         }
-        EXPECT_NEAR(row[recorded_["argmax"][position].get<std::size_t>()], recorded_["max"][position].get<double>(),
-                    (model_->weight_type() == DType::f32 ? (kv == DType::f32 ? 1e-3 : 0.3) : 1.0));
+        EXPECT_NEAR(row[recorded["argmax"][position].get<std::size_t>()], recorded["max"][position].get<double>(),
+                    (model->weight_type() == DType::f32 ? (kv == DType::f32 ? 1e-3 : 0.3) : 1.0));
       }
     });
-    EXPECT_EQ(positions, static_cast<int>(prompt_.size() + generated_.size()));
+    EXPECT_EQ(positions, static_cast<int>(prompt.size() + generated.size()));
     // fp32 throughout leaves rounding alone; 16-bit KV or weights leave their own.
-    const double limit = model_->weight_type() == DType::f32 ? (kv == DType::f32 ? 5e-5 : 2e-2) : 4e-2;
-    EXPECT_LT(error / scale, limit) << "kv " << name_of(kv) << ", weights " << name_of(model_->weight_type());
+    const double limit = model->weight_type() == DType::f32 ? (kv == DType::f32 ? 5e-5 : 2e-2) : 4e-2;
+    EXPECT_LT(error / scale, limit) << "kv " << name_of(kv) << ", weights " << name_of(model->weight_type());
     RecordProperty(kv == DType::f32 ? "error_kv_f32" : "error_kv_bf16", std::to_string(error / scale));
   }
 }
 
 TEST_F(ReferenceLogits, GreedyTextAgrees) {
-  Engine engine(model_, {});
+  Engine engine(model, {});
   Request request;
-  request.prompt = prompt_;
-  request.max_tokens = static_cast<int>(generated_.size());
+  request.prompt = prompt;
+  request.max_tokens = static_cast<int>(generated.size());
   request.ignore_eos = true;
-  EXPECT_EQ(run_to_completion(engine, {&request, 1})[0].tokens, generated_);
+  EXPECT_EQ(run_to_completion(engine, {&request, 1})[0].tokens, generated);
 }
 
 }  // namespace
