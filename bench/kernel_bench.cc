@@ -45,8 +45,9 @@ T* huge_alloc(std::size_t n) {
   void* p = mmap(nullptr, bytes + (1U << 21), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) std::abort();
   const auto at = (reinterpret_cast<std::uintptr_t>(p) + (1U << 21) - 1) >> 21 << 21;
-  madvise(reinterpret_cast<void*>(at), bytes, MADV_HUGEPAGE);
-  return reinterpret_cast<T*>(at);
+  auto* const aligned = static_cast<char*>(p) + (at - reinterpret_cast<std::uintptr_t>(p));
+  madvise(aligned, bytes, MADV_HUGEPAGE);
+  return reinterpret_cast<T*>(aligned);
 }
 
 /// Runs f(thread) on n threads, the caller being the first; returns the seconds until all are done.

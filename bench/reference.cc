@@ -3,13 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace headwater::bench {
 namespace {
 
 struct RowResult {
   std::vector<double> out;
-  double lse = -INFINITY;  ///< base 2
+  double lse = -std::numeric_limits<double>::infinity();  ///< base 2
 };
 
 /// One query row, one head: keys [0, length) of a request's pages.
@@ -27,7 +28,7 @@ RowResult attend_row(const AttentionShape& shape, const PagedForest& paged, cons
     return page * side.page_stride + position % paged.page_size * side.token_stride + kv_head * side.head_stride;
   };
   std::vector<double> scores(static_cast<std::size_t>(length));
-  double largest = -INFINITY;
+  double largest = -std::numeric_limits<double>::infinity();
   for (std::int64_t p = 0; p < length; ++p) {
     const std::int64_t at = base(kv.k, p);
     double score = 0;

@@ -15,7 +15,7 @@ std::vector<ReplayStep> steps_of_trees(const std::vector<cli::Tree>& trees, int 
     const std::int64_t last = trees[tree].last_step();
     for (int s = 0; s < per_tree; ++s) {
       // The middle of each of per_tree equal parts of [1, last].
-      const std::int64_t step = 1 + (last - 1) * (2 * s + 1) / (2 * per_tree);
+      const std::int64_t step = 1 + (last - 1) * (2 * std::int64_t{s} + 1) / (2 * std::int64_t{per_tree});
       Forest forest = trees[tree].at_step(step);
       if (!forest.requests.empty()) out.push_back({fmt::format("tree {} step {}", tree, step), std::move(forest)});
     }
