@@ -1,5 +1,6 @@
 // Constants of the cost model, all integers so that every compiler and device decides alike. Times in picoseconds.
-// `headwater calibrate` measures them; the defaults are estimates for a Zen 4 with two threads, not fitted to any other machine.
+// `headwater calibrate` measures them; the defaults are estimates for a Zen 4 with two threads, fitted to no other
+// machine.
 #pragma once
 
 #include <cstdint>
