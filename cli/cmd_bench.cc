@@ -147,7 +147,7 @@ void BenchRun::measure(const bench::Workload& workload, const bench::BenchConfig
 void BenchRun::overhead(const bench::Workload& workload, const bench::BenchConfig& config) {
   throw_if_interrupted();
   label_ = "overhead gate, " + workload.name;
-  const bench::OverheadResult result = harness(config.isa.value_or(cpu::detect_isa())).overhead(workload, config);
+  const bench::OverheadResult result = harness(config.isa.value_or(cpu::default_isa())).overhead(workload, config);
   json_.push_back(bench::to_json(result));
   done_ += 1;
   gate(result.passed(),
@@ -165,7 +165,7 @@ void BenchRun::replay(const std::string& name, const std::vector<bench::ReplaySt
   label_ = name;
   const double start = done_;
   const bench::ReplaySummary summary = bench::replay(
-      harness(config.isa.value_or(cpu::detect_isa())), name, steps, config,
+      harness(config.isa.value_or(cpu::default_isa())), name, steps, config,
       [&](const bench::CellResult& cell) { bench::append_json(json_, cell); },
       [&](double fraction) {
         done_ = start + fraction;
@@ -229,7 +229,7 @@ void BenchRun::run_suite() {
     note(fmt::format("\n== {}: {}", group.name, group.what));
     const std::size_t first = cells_.size();
     for (const bench::Workload& workload : group.workloads) {
-      measure(workload, group.config, group.isa.value_or(config_.isa.value_or(cpu::detect_isa())));
+      measure(workload, group.config, group.isa.value_or(config_.isa.value_or(cpu::default_isa())));
     }
     bench::TextTable table = bench::cell_table();
     const std::vector<bench::CellResult> cells(cells_.begin() + static_cast<std::ptrdiff_t>(first), cells_.end());
@@ -269,7 +269,7 @@ int BenchRun::run() {
   const bool gate_wanted = !flags_.no_overhead_gate && !workloads.empty();
   const double rates = static_cast<double>(flags_.traces.size() * flags_.rates.size());
   total_ = static_cast<double>(workloads.size() * (gate_wanted ? 2 : 1) + flags_.trees.size()) + rates;
-  const Isa isa = config_.isa.value_or(cpu::detect_isa());
+  const Isa isa = config_.isa.value_or(cpu::default_isa());
   for (const bench::Workload& workload : workloads) measure(workload, config_, isa);
   if (!cells_.empty()) {
     bench::TextTable table = bench::cell_table();

@@ -19,7 +19,7 @@ struct CalibrateFlags {
 };
 
 int run_calibrate(const CalibrateFlags& flags) {
-  const Isa isa = flags.isa.empty() ? cpu::detect_isa() : parse_isa(flags.isa, "--isa");
+  const Isa isa = flags.isa.empty() ? cpu::default_isa() : parse_isa(flags.isa, "--isa");
   if (isa > cpu::detect_isa())
     throw Error(ErrorCode::unsupported,
                 fmt::format("--isa: this processor has {}, not {}", name_of(cpu::detect_isa()), flags.isa));

@@ -132,7 +132,7 @@ std::string machine_name() {
       if (model != "unknown processor") break;
     }
   }
-  return fmt::format("{} (family {}, model {}), {}", model, family, number, name_of(cpu::detect_isa()));
+  return fmt::format("{} (family {}, model {}), {}", model, family, number, name_of(cpu::default_isa()));
 }
 
 void write_file(const std::string& path, const std::string& text) {

@@ -5,7 +5,7 @@
 # docs/DEPENDENCIES.md says what each is for. A second run needs neither root nor network.
 set -eu
 
-build="g++ make cmake ninja-build pkg-config libdnnl-dev nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev libpcre2-dev
+build="g++ make cmake ninja-build pkg-config libdnnl-dev nlohmann-json3-dev libcli11-dev libfmt-dev libpcre2-dev
        libgtest-dev python3 python3-pip ca-certificates git"
 check="clang-16 clang-tidy-16 clang-format-16 libclang-rt-16-dev llvm-16 ccache"
 

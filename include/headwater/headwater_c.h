@@ -61,7 +61,8 @@ const char* hw_isa_name(int isa);
 const char* hw_path_name(int path);
 const char* hw_policy_name(int policy);
 size_t hw_dtype_size(int dtype); /* bytes of an element; 0 for an unknown value */
-int hw_cpu_detect_isa(void);
+int hw_cpu_detect_isa(void);     /* highest level of this processor */
+int hw_cpu_default_isa(void);    /* the level that run uses when none is forced (cpu.h) */
 
 /* ---- shape, options, device model (options.h, device_model.h) --------------------------------------------------- */
 

@@ -240,6 +240,9 @@ const char* hw_policy_name(int policy) {
 size_t hw_dtype_size(int value) {
   return value >= 0 && value < kNumDTypes ? size_of(static_cast<DType>(value)) : 0;
 }
+int hw_cpu_default_isa(void) {
+  return static_cast<int>(cpu::default_isa());
+}
 int hw_cpu_detect_isa(void) {
   return static_cast<int>(cpu::detect_isa());
 }

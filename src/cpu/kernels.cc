@@ -29,6 +29,16 @@ Isa probe() noexcept {
 #endif
 }
 
+/// Whether a bf16 dot product instruction is faster than converting and multiplying in fp32: twice the rate on AMD
+/// since Zen 4, half the rate on Intel's server cores.
+bool has_fast_dot16() noexcept {
+#ifdef HEADWATER_CPU_X86
+  return __builtin_cpu_is("amd") != 0;
+#else
+  return false;
+#endif
+}
+
 const Kernels& table_of(Isa isa) noexcept {
 #ifdef HEADWATER_CPU_X86
   switch (isa) {
@@ -51,6 +61,11 @@ const Kernels& table_of(Isa isa) noexcept {
 
 Isa detect_isa() noexcept {
   static const Isa isa = probe();
+  return isa;
+}
+
+Isa default_isa() noexcept {
+  static const Isa isa = detect_isa() == Isa::avx512_bf16 && !has_fast_dot16() ? Isa::avx512 : detect_isa();
   return isa;
 }
 

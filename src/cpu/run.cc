@@ -209,7 +209,7 @@ std::int64_t kv_bytes_of(const AttentionShape& shape, const detail::WorkItem& it
 RunOutcome run(const Plan& plan_handle, const RunArgs& args, Executor& executor) {
   const detail::PlanData& plan = plan_handle.data();
   check_run_args(plan, args);
-  const Kernels& kernels = kernels_for(args.isa.value_or(detect_isa()));
+  const Kernels& kernels = kernels_for(args.isa.value_or(default_isa()));
   const AttendParams params = make_params(plan, args);
   if (!plan.items.empty() && kernels.scratch_bytes(params, plan.max_item_rows) > plan.scratch_bytes_per_worker) {
     refuse(ErrorCode::internal, "plan.scratch_bytes_per_worker",

@@ -12,7 +12,7 @@ DeviceModel DeviceModel::for_isa(Isa isa) {
 }
 
 DeviceModel DeviceModel::default_cpu() {
-  return for_isa(cpu::detect_isa());
+  return for_isa(cpu::default_isa());
 }
 
 }  // namespace headwater
