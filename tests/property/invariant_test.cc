@@ -63,6 +63,37 @@ TEST(Invariant, BitsDoNotDependOnPolicyThreadsOrTiles) {
   EXPECT_GT(cascades, 50);
 }
 
+TEST(Invariant, BitsOfExplicitLevelsDoNotDependOnPolicyOrThreads) {
+  Executors executors;
+  int cascades = 0;
+  for (std::uint64_t seed = 24'000; seed < 24'080; ++seed) {
+    Scenario s = invariant_scenario(seed, {.head_dims = {32, 64, 128}});
+    reference::Rng rng(seed);
+    const reference::LevelTables levels = reference::random_levels(rng, s.tables.page_size, 3);
+    SCOPED_TRACE("levels; options as in " + describe(s));
+    reference::Call call(s.shape, s.options, levels, s.call, seed);
+    for (const Isa isa : isas()) {
+      s.options.policy = Policy::flat;
+      Planner plain;
+      const reference::Ran flat = call.run(plain.plan(s.shape, call.batch(), s.options), executors.of(1), isa);
+      ASSERT_EQ(flat.complaint, "");
+      for (const Policy policy : {Policy::automatic, Policy::forest}) {
+        s.options.policy = policy;
+        Planner planner(eager_model(16, 32));
+        const Plan plan = planner.plan(s.shape, call.batch(), s.options);
+        const reference::Ran ran = call.run(plan, executors.of(2), isa);
+        ASSERT_EQ(ran.complaint, "") << name_of(policy);
+        if (ran.outcome.path == Path::cascade) ++cascades;
+        ASSERT_EQ(std::memcmp(ran.lse.data(), flat.lse.data(), ran.lse.size() * sizeof(float)), 0)
+            << name_of(policy) << ", " << name_of(isa) << "\n"
+            << plan.describe();
+        ASSERT_TRUE(ran.out == flat.out) << name_of(policy) << ", " << name_of(isa) << "\n" << plan.describe();
+      }
+    }
+  }
+  EXPECT_GT(cascades, 30);
+}
+
 TEST(Invariant, BitsDoNotDependOnTheRestOfTheBatch) {
   Executors executors;
   int cascades = 0;
