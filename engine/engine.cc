@@ -56,8 +56,12 @@ KvLayout layout_of(const Model& model, const EngineOptions& options) {
 
 std::int32_t page_count(const Model& model, const EngineOptions& options) {
   constexpr std::int64_t kMost = std::int64_t{1} << 24;
+  if (options.num_pages > kMost) {
+    refuse("num_pages", std::to_string(options.num_pages), "at most " + std::to_string(kMost));
+  }
+  if (options.num_pages > 0) return static_cast<std::int32_t>(options.num_pages);
   const std::int64_t page_bytes = layout_of(model, options).page_bytes();
-  const std::int64_t pages = options.num_pages > 0 ? options.num_pages : options.kv_bytes / page_bytes;
+  const std::int64_t pages = options.kv_bytes / page_bytes;
   if (pages < 1 || pages > kMost) {
     refuse("kv_bytes", std::to_string(options.kv_bytes),
            "room for 1.." + std::to_string(kMost) + " pages of " + std::to_string(page_bytes) + " bytes");
@@ -66,20 +70,6 @@ std::int32_t page_count(const Model& model, const EngineOptions& options) {
 }
 
 }  // namespace
-
-std::string_view name_of(FinishReason reason) noexcept {
-  switch (reason) {
-    case FinishReason::stop:
-      return "stop";
-    case FinishReason::length:
-      return "length";
-    case FinishReason::cancelled:
-      return "cancelled";
-    case FinishReason::error:
-      return "error";
-  }
-  return "?";
-}
 
 struct Engine::Impl {
   /// A sample's text so far. Exists until the sample has finished.
@@ -143,9 +133,7 @@ RequestId Engine::Impl::submit(Request request) {
              "a token id in [0, " + std::to_string(config.vocab) + ")");
     }
   }
-  check_at_least("num_samples", request.num_samples, 1);
-  check_at_least("max_tokens", request.max_tokens, 1);
-  check_sampling(request.sampling);
+  check_settings(request);
   const auto prompt_len = static_cast<std::int64_t>(request.prompt.size());
   const std::int64_t pages = (prompt_len + options.page_size - 1) / options.page_size;
   if (pages > num_pages) {

@@ -18,6 +18,10 @@ struct SamplingParams {
   std::uint64_t seed = 0;
 };
 
+/// Throws Error(invalid_argument) naming the field: a temperature that is negative or not finite, a negative top_k, a
+/// top_p outside (0, 1].
+void check_sampling(const SamplingParams& params);
+
 /// One prompt, and n samples of its continuation. The samples share the prompt's pages.
 struct Request {
   std::vector<std::int32_t> prompt{};  ///< at least one token
@@ -29,6 +33,11 @@ struct Request {
   bool ignore_eos = false;                  ///< go on after the model's end-of-sequence token
   std::uint64_t salt = 0;                   ///< requests with different salts never share cached pages
 };
+
+/// Everything about a request that can be wrong whatever the model: num_samples, max_tokens, sampling, stop strings
+/// (empty, or not UTF-8). The prompt is not looked at. Engine::submit does the same; a program can call this before it
+/// loads a model. Throws Error(invalid_argument) naming the field.
+void check_settings(const Request& request);
 
 using RequestId = std::int64_t;
 

@@ -4,9 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <string>
-
-#include "headwater/error.h"
 
 namespace headwater::engine {
 namespace {
@@ -35,19 +32,6 @@ std::int32_t most_likely(std::span<const float> logits) noexcept {
 }
 
 }  // namespace
-
-void check_sampling(const SamplingParams& params) {
-  const auto refuse = [](const char* field, const std::string& got, const char* expected) {
-    throw Error(ErrorCode::invalid_argument, std::string("sampling.") + field + " = " + got + ", expected " + expected);
-  };
-  if (!(params.temperature >= 0.0F) || !std::isfinite(params.temperature)) {
-    refuse("temperature", std::to_string(params.temperature), "a finite number of at least 0");
-  }
-  if (params.top_k < 0) refuse("top_k", std::to_string(params.top_k), "at least 0");
-  if (!(params.top_p > 0.0F) || !(params.top_p <= 1.0F)) {
-    refuse("top_p", std::to_string(params.top_p), "more than 0 and at most 1");
-  }
-}
 
 double uniform_at(std::uint64_t seed, std::int64_t sample, std::int64_t position) noexcept {
   const std::uint64_t hash =

@@ -10,9 +10,6 @@
 
 namespace headwater::engine {
 
-/// Throws Error(invalid_argument) naming the field.
-void check_sampling(const SamplingParams& params);
-
 /// Uniform in [0, 1), a function of its arguments.
 [[nodiscard]] double uniform_at(std::uint64_t seed, std::int64_t sample, std::int64_t position) noexcept;
 

@@ -320,7 +320,8 @@ TEST(Engine, RefusesBadRequestsAndOptionsByName) {
   EXPECT_EQ(submit([](Request& r) { r.num_samples = 0; }), "num_samples = 0, expected at least 1");
   EXPECT_EQ(submit([](Request& r) { r.max_tokens = 0; }), "max_tokens = 0, expected at least 1");
   EXPECT_EQ(submit([](Request& r) { r.sampling.top_k = -1; }), "sampling.top_k = -1, expected at least 0");
-  EXPECT_NE(submit([](Request& r) { r.stop = {""}; }), "no error");
+  EXPECT_EQ(submit([](Request& r) { r.sampling.top_p = 0; }), "sampling.top_p = 0, expected more than 0 and at most 1");
+  EXPECT_EQ(submit([](Request& r) { r.stop = {"a", ""}; }), "stop[1] is empty, expected at least one byte");
   EXPECT_FALSE(engine.has_work()) << "nothing refused may linger";
 
   const auto make = [&](auto&& change) {
@@ -334,11 +335,35 @@ TEST(Engine, RefusesBadRequestsAndOptionsByName) {
   EXPECT_EQ(make([](EngineOptions& o) { o.kv_dtype = DType::f8e4m3; }), "kv_dtype = f8e4m3, expected f32, f16 or bf16");
   EXPECT_EQ(make([](EngineOptions& o) { o.plan.window_left = 5; }),
             "plan = a mask or score option, expected the defaults: the model decides what a row sees");
-  EXPECT_NE(make([](EngineOptions& o) {
+  const std::string page_bytes = std::to_string(2 * 2 * 64 * 4 * 4);  // K and V, layers, width, tokens, float
+  EXPECT_EQ(make([](EngineOptions& o) {
               o.num_pages = 0;
               o.kv_bytes = 1;
             }),
-            "no error");
+            "kv_bytes = 1, expected room for 1..16777216 pages of " + page_bytes + " bytes");
+  EXPECT_EQ(make([](EngineOptions& o) { o.num_pages = -1; }), "num_pages = -1, expected at least 0");
+  EXPECT_EQ(make([](EngineOptions& o) { o.num_pages = (1 << 24) + 1; }),
+            "num_pages = 16777217, expected at most 16777216");
+}
+
+TEST(Engine, SettingsAreCheckedWithoutAModel) {
+  const auto message = [](auto&& change) -> std::string {
+    Request request;  // no prompt yet
+    change(request);
+    try {
+      check_settings(request);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(message([](Request&) {}), "no error");
+  EXPECT_EQ(message([](Request& r) { r.num_samples = 0; }), "num_samples = 0, expected at least 1");
+  EXPECT_EQ(message([](Request& r) { r.max_tokens = -2; }), "max_tokens = -2, expected at least 1");
+  EXPECT_EQ(message([](Request& r) { r.sampling.top_p = 0; }),
+            "sampling.top_p = 0, expected more than 0 and at most 1");
+  EXPECT_EQ(message([](Request& r) { r.stop = {""}; }), "stop[0] is empty, expected at least one byte");
 }
 
 TEST(Engine, LogitsThatAreNotFiniteEndTheSampleWithAReason) {

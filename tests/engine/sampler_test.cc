@@ -114,10 +114,12 @@ TEST(Sampler, RefusesParametersByName) {
     return "";
   };
   EXPECT_EQ(message({}), "");
-  EXPECT_EQ(message({-1.0F, 0, 1.0F, 0}), "sampling.temperature = -1.000000, expected a finite number of at least 0");
+  EXPECT_EQ(message({-1.0F, 0, 1.0F, 0}), "sampling.temperature = -1, expected a finite number of at least 0");
   EXPECT_EQ(message({1.0F, -2, 1.0F, 0}), "sampling.top_k = -2, expected at least 0");
-  EXPECT_EQ(message({1.0F, 0, 0.0F, 0}), "sampling.top_p = 0.000000, expected more than 0 and at most 1");
-  EXPECT_EQ(message({1.0F, 0, 1.5F, 0}), "sampling.top_p = 1.500000, expected more than 0 and at most 1");
+  EXPECT_EQ(message({1.0F, 0, 0.0F, 0}), "sampling.top_p = 0, expected more than 0 and at most 1");
+  EXPECT_EQ(message({std::numeric_limits<float>::infinity(), 0, 1.0F, 0}),
+            "sampling.temperature = inf, expected a finite number of at least 0");
+  EXPECT_EQ(message({1.0F, 0, 1.5F, 0}), "sampling.top_p = 1.5, expected more than 0 and at most 1");
 }
 
 }  // namespace
