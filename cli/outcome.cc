@@ -6,37 +6,41 @@
 #include <algorithm>
 #include <vector>
 
-#include "plan/plan_data.h"
+#include "plan/memory.h"
 
 namespace headwater::cli {
 
 std::string describe_outcome(const Plan& plan) {
   const detail::PlanData& data = plan.data();
+  const detail::PlanData::Memory& memory = *data.memory;
   const PlanStats& stats = plan.stats();
   if (stats.path == Path::flat)
     return fmt::format("flat launch (batch {}; {} chunks)", stats.num_requests, stats.num_items);
-  std::int64_t shared_chunks = 0;
-  std::vector<std::int32_t> sharing;
-  // An item belongs to a shared span if it lies inside one that has as many rows' requests, that is, if it starts
-  // within a span and serves several rows.
-  for (const detail::WorkItem& item : data.items) {
-    const bool inside = std::ranges::any_of(data.spans, [&](const detail::SharedSpan& span) {
-      return item.pos_begin >= span.pos_begin && item.pos_begin < span.pos_begin + span.num_tokens && item.num_rows > 1;
-    });
-    if (!inside) continue;
-    ++shared_chunks;
-    for (std::int32_t r = 0; r < item.num_rows; ++r)
-      sharing.push_back(data.item_rows[static_cast<std::size_t>(item.row_begin + r)]);
+  // Of each request, the shared pieces that it is a member of. Rows alone do not tell: a request may have several, and
+  // a tile of a shared piece may hold rows of one request only.
+  std::vector<std::vector<const detail::Piece*>> shared(static_cast<std::size_t>(memory.num_requests));
+  for (const detail::Piece& piece : memory.pieces) {
+    if (piece.num_members < 2) continue;
+    for (std::int32_t m = 0; m < piece.num_members; ++m) {
+      const std::int32_t entry = memory.forest.order[static_cast<std::size_t>(piece.member_begin + m)];
+      const std::int32_t request = memory.entries[static_cast<std::size_t>(entry)].request;
+      shared[static_cast<std::size_t>(request)].push_back(&piece);
+    }
   }
-  std::ranges::sort(sharing);
-  const auto distinct = std::ranges::unique(sharing).begin() - sharing.begin();
+  const auto shared_chunks = std::ranges::count_if(data.items, [&](const detail::WorkItem& item) {
+    const std::int32_t row = data.item_rows[static_cast<std::size_t>(item.row_begin)];
+    const auto request = std::ranges::upper_bound(memory.qo_indptr, row) - memory.qo_indptr.begin() - 1;
+    return std::ranges::any_of(shared[static_cast<std::size_t>(request)], [&](const detail::Piece* piece) {
+      return item.pos_begin >= piece->tok_begin && item.pos_begin < piece->tok_end;
+    });
+  });
+  const auto sharing = std::ranges::count_if(shared, [](const auto& pieces) { return !pieces.empty(); });
   std::int64_t pages = 0;
   for (const detail::SharedSpan& span : data.spans) pages += span.num_pages;
   return fmt::format(
       "cascade launch (batch {}, {} of them sharing {} pages / {} KV tokens read once; {} shared-span chunks, {} "
       "suffix chunks)",
-      stats.num_requests, std::min<std::int64_t>(distinct, stats.num_requests), pages, stats.shared_tokens,
-      shared_chunks, stats.num_items - shared_chunks);
+      stats.num_requests, sharing, pages, stats.shared_tokens, shared_chunks, stats.num_items - shared_chunks);
 }
 
 }  // namespace headwater::cli

@@ -8,7 +8,7 @@
 namespace headwater::cli {
 
 /// "cascade launch (batch 4, 4 of them sharing 256 pages / 8192 KV tokens read once; 8 shared-span chunks, 4 suffix
-/// chunks)", or "flat launch (batch 4, nothing shared; 4 chunks)". With several spans, pages and tokens are summed over
+/// chunks)", or "flat launch (batch 4; 4 chunks)". With several spans, pages and tokens are summed over
 /// them, and a request counts as sharing once.
 [[nodiscard]] std::string describe_outcome(const Plan& plan);
 
