@@ -28,8 +28,11 @@ enum class GgufType : std::uint32_t { u8, i8, u16, i16, u32, i32, f32, boolean, 
 /// Element formats that can be dequantised; the numbers are the file's.
 enum class GgmlType : std::uint32_t { f32 = 0, f16 = 1, q4_1 = 3, q8_0 = 8, q4_k = 12, q6_k = 14, bf16 = 30 };
 
-/// "F32", "Q4_K", ...
+/// "F32", "Q4_K", ...; "unknown" for a number that is none.
 [[nodiscard]] std::string_view name_of(GgmlType type) noexcept;
+
+/// Text from a file as messages may show it: in quotes, printable, at most 80 bytes of it.
+[[nodiscard]] std::string quoted(std::string_view text);
 
 /// An array of metadata: exactly one of the three members is used, by the kind of its elements.
 struct GgufArray {
@@ -106,6 +109,8 @@ class Gguf {
  private:
   friend class GgufParser;
   Gguf() = default;
+  /// Fills everything below bytes_ from it.
+  void parse();
 
   std::string name_;
   std::span<const std::byte> bytes_;

@@ -90,8 +90,8 @@ namespace {
 std::string_view pre_tokenizer_name(const Gguf& gguf) {
   const std::string_view model = gguf.string("tokenizer.ggml.model");
   if (model != "gpt2") {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("{}: tokenizer.ggml.model is '{}', expected 'gpt2' (byte-level BPE)", gguf.name(), model));
+    throw Error(ErrorCode::unsupported, fmt::format("{}: tokenizer.ggml.model = {}, expected 'gpt2' (byte-level BPE)",
+                                                    gguf.name(), quoted(model)));
   }
   return gguf.string("tokenizer.ggml.pre");
 }

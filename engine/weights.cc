@@ -3,12 +3,10 @@
 #include "engine/weights.h"
 
 #include <array>
-#include <unordered_set>
 
 #include "engine/dequant.h"
 #include "engine/gguf.h"
 #include "engine/omp_executor.h"
-#include "headwater/error.h"
 
 namespace headwater::engine {
 namespace {
@@ -19,35 +17,12 @@ constexpr std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-std::string block(int layer, const char* what) {
-  return "blk." + std::to_string(layer) + "." + what + ".weight";
-}
-
 std::vector<float> vector_of(const Gguf& gguf, const std::string& name, int size) {
   const std::array<std::uint64_t, 1> shape{static_cast<std::uint64_t>(size)};
   const GgufTensor& tensor = gguf.tensor(name, shape);
   std::vector<float> values(static_cast<std::size_t>(size));
   dequantize(tensor.type, tensor.data, values);
   return values;
-}
-
-/// A tensor that the forward pass does not know (a bias, a norm of another architecture) would be left out silently.
-void refuse_unknown(const Gguf& gguf, const ModelConfig& config) {
-  std::unordered_set<std::string> known{"token_embd.weight", "output_norm.weight", "output.weight",
-                                        "rope_freqs.weight"};
-  for (int layer = 0; layer < config.num_layers; ++layer) {
-    for (const char* what :
-         {"attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"}) {
-      known.insert(block(layer, what));
-    }
-  }
-  for (const GgufTensor& tensor : gguf.tensors()) {
-    if (!known.contains(std::string(tensor.name))) {
-      throw Error(ErrorCode::unsupported, gguf.name() + ": tensor \"" + std::string(tensor.name) +
-                                              "\" has no place in the llama forward pass of " +
-                                              std::to_string(config.num_layers) + " layers");
-    }
-  }
 }
 
 }  // namespace
@@ -61,7 +36,6 @@ Products::Products(const ModelConfig& c, DType type)
 
 Weights::Weights(const Gguf& gguf, const ModelConfig& config, const Products& products, Executor& executor,
                  const std::function<void(double)>& progress) {
-  refuse_unknown(gguf, config);
   const std::size_t layer_bytes = aligned(products.qkv.packed_bytes()) +
                                   aligned(products.attention_out.packed_bytes()) +
                                   aligned(products.gate_up.packed_bytes()) + aligned(products.down.packed_bytes());
@@ -87,18 +61,20 @@ Weights::Weights(const Gguf& gguf, const ModelConfig& config, const Products& pr
   layers_.resize(static_cast<std::size_t>(config.num_layers));
   for (int i = 0; i < config.num_layers; ++i) {
     LayerWeights& layer = layers_[static_cast<std::size_t>(i)];
-    layer.attention_norm = vector_of(gguf, block(i, "attn_norm"), config.hidden);
-    layer.ffn_norm = vector_of(gguf, block(i, "ffn_norm"), config.hidden);
+    layer.attention_norm = vector_of(gguf, layer_tensor(i, "attn_norm"), config.hidden);
+    layer.ffn_norm = vector_of(gguf, layer_tensor(i, "ffn_norm"), config.hidden);
     layer.qkv = pack(gguf, products.qkv,
-                     std::array{Part{block(i, "attn_q"), config.q_width()}, Part{block(i, "attn_k"), config.kv_width()},
-                                Part{block(i, "attn_v"), config.kv_width()}},
+                     std::array{Part{layer_tensor(i, "attn_q"), config.q_width()},
+                                Part{layer_tensor(i, "attn_k"), config.kv_width()},
+                                Part{layer_tensor(i, "attn_v"), config.kv_width()}},
                      executor);
     layer.attention_out =
-        pack(gguf, products.attention_out, std::array{Part{block(i, "attn_output"), config.hidden}}, executor);
+        pack(gguf, products.attention_out, std::array{Part{layer_tensor(i, "attn_output"), config.hidden}}, executor);
     layer.gate_up =
         pack(gguf, products.gate_up,
-             std::array{Part{block(i, "ffn_gate"), config.ffn}, Part{block(i, "ffn_up"), config.ffn}}, executor);
-    layer.down = pack(gguf, products.down, std::array{Part{block(i, "ffn_down"), config.hidden}}, executor);
+             std::array{Part{layer_tensor(i, "ffn_gate"), config.ffn}, Part{layer_tensor(i, "ffn_up"), config.ffn}},
+             executor);
+    layer.down = pack(gguf, products.down, std::array{Part{layer_tensor(i, "ffn_down"), config.hidden}}, executor);
     report();
   }
   plain_ = {};

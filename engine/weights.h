@@ -40,7 +40,7 @@ struct Products {
 
 class Weights {
  public:
-  /// Throws Error(io) for missing tensors or wrong shapes, Error(unsupported) for tensors that nobody would use.
+  /// `config` is that of `gguf`, so every tensor is there in its shape.
   Weights(const Gguf& gguf, const ModelConfig& config, const Products& products, Executor& executor,
           const std::function<void(double)>& progress);
 

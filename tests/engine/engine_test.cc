@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <map>
 #include <set>
 
@@ -174,6 +176,28 @@ TEST(Engine, SharedPromptsAreComputedOnceAndAdopted) {
   // A second round finds everything but the last, partly filled page.
   run_to_completion(engine, requests);
   EXPECT_EQ(engine.stats().computed_tokens, 80 + 5 * 6 + 5 * (86 % 4));
+  engine.audit();
+}
+
+TEST(Engine, AFollowUpAdoptsWhatAnEarlierAnswerComputed) {
+  const auto model = shared_tiny_model();
+  const Request first = request_of(random_tokens(31, 22, *model), 19);  // pages of 4: 5.5 of prompt
+  Engine engine(model, tiny_options());
+  const Completion answer = run_to_completion(engine, {&first, 1})[0];
+  ASSERT_EQ(answer.tokens.size(), 19U);
+  // The last generated token was never computed: 22 + 18 tokens are, ten full pages.
+  Request next = first;
+  next.prompt.insert(next.prompt.end(), answer.tokens.begin(), answer.tokens.end());
+  const std::vector<std::int32_t> tail = random_tokens(32, 7, *model);
+  next.prompt.insert(next.prompt.end(), tail.begin(), tail.end());
+  const std::int64_t computed_before = engine.stats().computed_tokens;
+  const Completion followed = run_to_completion(engine, {&next, 1})[0];
+  EXPECT_EQ(engine.stats().cached_prompt_tokens, 40);
+  EXPECT_EQ(engine.stats().computed_tokens - computed_before, 22 + 19 + 7 - 40);
+  EXPECT_EQ(engine.prefix_cache_stats().lookups, 2);
+  EXPECT_EQ(engine.prefix_cache_stats().hits, 1);
+  EXPECT_EQ(followed.tokens, PlainModel(model->gguf()).generate(next.prompt, 19))
+      << "adopted keys and values are right";
   engine.audit();
 }
 
@@ -404,8 +428,29 @@ TEST(Engine, RefusesModelsThatItWouldGetWrong) {
   };
   GgufWriter bias = tiny_gguf_writer();
   bias.tensor("blk.0.attn_q.bias", GgmlType::f32, {32}, encode_tensor(GgmlType::f32, std::vector<float>(32)));
-  EXPECT_EQ(message(bias.bytes()),
-            "m: tensor \"blk.0.attn_q.bias\" has no place in the llama forward pass of 2 layers");
+  EXPECT_EQ(message(bias.bytes()), "m: tensor 'blk.0.attn_q.bias' has no place in the llama forward pass of 2 layers");
+
+  // An embedding with a row fewer than the vocabulary: the number after the name, the dimensions and the width.
+  std::vector<std::byte> shorter = tiny_gguf();
+  const std::string name = "token_embd.weight";
+  const auto bytes_of_name = std::as_bytes(std::span(name));
+  const auto at = std::search(shorter.begin(), shorter.end(), bytes_of_name.begin(), bytes_of_name.end());
+  ASSERT_NE(at, shorter.end());
+  std::byte* rows = &*at + name.size() + 4 + 8;
+  const std::size_t vocab = shared_tiny_model()->tokenizer().vocab_size();
+  const std::uint64_t fewer = vocab - 1;
+  std::memcpy(rows, &fewer, sizeof fewer);
+  EXPECT_EQ(message(shorter), "m: token_embd.weight has " + std::to_string(fewer) + " rows, but the tokenizer has " +
+                                  std::to_string(vocab) + " tokens");
+
+  ModelOptions options;
+  options.num_threads = -1;
+  try {
+    (void)load_model("nowhere.gguf", options);
+    ADD_FAILURE() << "a negative number of threads was accepted";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "num_threads = -1, expected at least 0");
+  }
 }
 
 }  // namespace

@@ -217,7 +217,7 @@ TEST(Tokenizer, MalformedMetadataIsRefused) {
   };
   const std::vector<Case> cases{
       {[](Metadata& d) { d.model = "llama"; }, ErrorCode::unsupported,
-       "t.gguf: tokenizer.ggml.model is 'llama', expected 'gpt2' (byte-level BPE)"},
+       "t.gguf: tokenizer.ggml.model = 'llama', expected 'gpt2' (byte-level BPE)"},
       {[](Metadata& d) { d.pre = "bert"; }, ErrorCode::unsupported,
        "pre-tokenizer 'bert' is unknown, expected one of smollm"},
       {[](Metadata& d) { d.pre.reset(); }, ErrorCode::io,

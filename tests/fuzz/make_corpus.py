@@ -131,7 +131,36 @@ def gguf_seeds():
     write("gguf", "magic", gguf(keys, [], magic=b"GGML"))
     write("gguf", "version", gguf(keys, [], version=2))
     write("gguf", "huge-count", small[:8] + struct.pack("<QQ", 2**62, 2**62) + small[24:])
+    model_seeds(tokenizer)
     write("gguf", "far-offset", small[:-1].replace(struct.pack("<IQ", 1, 32), struct.pack("<IQ", 1, 2**40)))
+
+
+def model_seeds(tokenizer):
+    """Whole models of one layer whose metadata and tensors agree, and some whose metadata claim what is not there."""
+    vocab = len(tokenizer["tokenizer.ggml.tokens"])
+    sizes = {"llama.block_count": 1, "llama.embedding_length": 8, "llama.feed_forward_length": 4,
+             "llama.context_length": 64, "llama.attention.head_count": 2, "llama.attention.head_count_kv": 1,
+             "llama.attention.key_length": 16, "llama.attention.layer_norm_rms_epsilon": 1e-5}
+    shapes = {"token_embd": [8, vocab], "output_norm": [8], "blk.0.attn_norm": [8], "blk.0.attn_q": [8, 32],
+              "blk.0.attn_k": [8, 16], "blk.0.attn_v": [8, 16], "blk.0.attn_output": [32, 8], "blk.0.ffn_norm": [8],
+              "blk.0.ffn_gate": [8, 4], "blk.0.ffn_up": [8, 4], "blk.0.ffn_down": [4, 8]}
+
+    def model(change, drop=None):
+        tensors = []
+        for name, shape in shapes.items():
+            if name != drop:
+                tensors.append((name + ".weight", 1, shape, bytes(2 * shape[0] * (shape + [1])[1])))  # F16 zeros
+        chat = "{{ '<|im_start|>' }}{{ '<|im_end|>' }}"
+        return gguf({"general.architecture": "llama", "tokenizer.chat_template": chat, **sizes, **change, **tokenizer},
+                    tensors)
+
+    write("gguf", "model", model({}))
+    write("gguf", "model-wrong-kind", model({"llama.attention.key_length": "16"}))
+    write("gguf", "model-no-tensor", model({}, drop="blk.0.ffn_up"))
+    write("gguf", "model-layers", model({"llama.block_count": 3000000}))
+    write("gguf", "model-heads", model({"llama.attention.head_count": 2**24, "llama.attention.key_length": 2**24}))
+    write("gguf", "model-widths", model({"llama.embedding_length": 2**24, "llama.feed_forward_length": 2**24}))
+    write("gguf", "model-gpt2", model({"general.architecture": "gpt2"}))
 
 
 def tokenizer_seeds():
