@@ -318,7 +318,7 @@ void Engine::Impl::record(double step_seconds) {
   last.step_seconds = step_seconds;
   ++sums.steps;
   sums.preemptions += batch.num_preempted;
-  sums.cached_prompt_tokens = scheduler.cached_prompt_tokens();
+  sums.cached_prompt_tokens = scheduler.prefix_cache_stats().tokens_hit;
   sums.step_seconds += step_seconds;
   if (batch.samples.empty()) return;
   const ForwardStats& forward = runner.stats();
@@ -374,8 +374,8 @@ const StepStats& Engine::last_step() const noexcept {
 const EngineStats& Engine::stats() const noexcept {
   return impl_->sums;
 }
-const PrefixCacheStats& Engine::prefix_cache_stats() const noexcept {
-  return impl_->scheduler.cache().stats();
+PrefixCacheStats Engine::prefix_cache_stats() const noexcept {
+  return impl_->scheduler.prefix_cache_stats();
 }
 const Model& Engine::model() const noexcept {
   return *impl_->model;

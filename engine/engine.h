@@ -123,7 +123,8 @@ class Engine {
   [[nodiscard]] const Plan& last_plan() const noexcept;
   [[nodiscard]] const StepStats& last_step() const noexcept;
   [[nodiscard]] const EngineStats& stats() const noexcept;
-  [[nodiscard]] const PrefixCacheStats& prefix_cache_stats() const noexcept;
+  /// Each request's lookup is counted once, when it is first admitted.
+  [[nodiscard]] PrefixCacheStats prefix_cache_stats() const noexcept;
   [[nodiscard]] Progress progress() const noexcept;
   [[nodiscard]] const Model& model() const noexcept;
   [[nodiscard]] const EngineOptions& options() const noexcept;

@@ -211,14 +211,32 @@ void Scheduler::admit(int budget, StepBatch& batch) {
       }
       return;  // in order of arrival: nobody overtakes for want of pages
     }
-    if (!sample.counted) cached_prompt_tokens_ += sample.computed;
-    sample.counted = true;
+    count_lookup(sample);
     sample.table_replaced = true;
     place(sample, num_rows, batch);
     budget -= num_rows;
     insert_running(std::move(waiting_[i]));
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
   }
+}
+
+/// To be called when a sample has adopted what it found.
+void Scheduler::count_lookup(Sample& sample) {
+  if (sample.counted || !options_.prefix_cache) return;
+  sample.counted = true;
+  ++admitted_.lookups;
+  admitted_.hits += sample.computed > 0 ? 1 : 0;
+  admitted_.tokens_requested += static_cast<std::int64_t>(sample.tokens.size());
+  admitted_.tokens_hit += sample.computed;
+}
+
+PrefixCacheStats Scheduler::prefix_cache_stats() const noexcept {
+  PrefixCacheStats stats = cache_.stats();
+  stats.lookups = admitted_.lookups;
+  stats.hits = admitted_.hits;
+  stats.tokens_requested = admitted_.tokens_requested;
+  stats.tokens_hit = admitted_.tokens_hit;
+  return stats;
 }
 
 void Scheduler::mark_computed(const StepBatch& batch) {

@@ -47,7 +47,7 @@ struct Sample {
   std::int64_t computed = 0;      ///< leading tokens whose KV is in the pages
   std::int64_t scheduled_in = 0;  ///< last step that gave it rows
   bool table_replaced = false;    ///< earlier page ids changed since the last step that ran it
-  bool counted = false;           ///< its cached prompt tokens have been counted
+  bool counted = false;           ///< its lookup in the prefix cache has been counted
 
   [[nodiscard]] std::int64_t num_left() const noexcept { return static_cast<std::int64_t>(tokens.size()) - computed; }
 };
@@ -108,8 +108,9 @@ class Scheduler {
   [[nodiscard]] bool empty() const noexcept { return running_.empty() && waiting_.empty(); }
   [[nodiscard]] const PagePool& pool() const noexcept { return pool_; }
   [[nodiscard]] const PrefixCache& cache() const noexcept { return cache_; }
-  /// Prompt tokens that were adopted from the cache at a sample's first admission.
-  [[nodiscard]] std::int64_t cached_prompt_tokens() const noexcept { return cached_prompt_tokens_; }
+  /// The cache's statistics, with each request's lookup counted once: when it is first admitted. (The cache itself also
+  /// counts the tries of a request that waits for room, and those after it was sent back.)
+  [[nodiscard]] PrefixCacheStats prefix_cache_stats() const noexcept;
   /// Throws Error(internal) when a reference count is off.
   void audit() const;
 
@@ -121,6 +122,7 @@ class Scheduler {
   [[nodiscard]] bool awaits_prefix(const Sample& sample) const;
   [[nodiscard]] std::int64_t pages_for(std::int64_t num_tokens) const noexcept;
   [[nodiscard]] bool has_room_for(std::int64_t missing) const;
+  void count_lookup(Sample& sample);
   void cache_pages(Sample& sample);
   void give_up_pages(Sample& sample);
   void insert_running(std::unique_ptr<Sample> sample);
@@ -132,7 +134,7 @@ class Scheduler {
   std::vector<std::unique_ptr<Sample>> running_;  ///< by (request, index): oldest first
   std::int64_t next_serial_ = 1;
   std::int64_t step_ = 0;
-  std::int64_t cached_prompt_tokens_ = 0;
+  PrefixCacheStats admitted_;  ///< lookups, hits and tokens alone
 
   std::vector<cpu::PageCopy> copies_;  // scratch of reserve
   std::vector<std::int64_t> slots_;    // scratch of reserve

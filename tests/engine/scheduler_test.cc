@@ -181,7 +181,30 @@ TEST(Scheduler, RequestsWaitForAPrefixThatIsBeingComputed) {
   const Outcome outcome = drive(scheduler, options, lengths);
   EXPECT_EQ(outcome.finished, 4);
   EXPECT_EQ(outcome.prefill_rows, 64 + 4) << "the shared 64 tokens are computed once";
-  EXPECT_EQ(scheduler.cached_prompt_tokens(), 3 * 64);
+  EXPECT_EQ(scheduler.prefix_cache_stats().tokens_hit, 3 * 64);
+}
+
+TEST(Scheduler, ALookupIsCountedOnceARequest) {
+  // Two of five samples find room at a time: the others try again every step, and some are sent back and come again.
+  const SchedulerOptions options{16, 4, 16, 8, true};
+  Scheduler scheduler(options);
+  std::map<RequestId, int> lengths;
+  for (RequestId request = 1; request <= 5; ++request) {
+    std::vector<std::int32_t> prompt = counting(0, 8);
+    const std::vector<std::int32_t> own = counting(100 * static_cast<int>(request), 13);
+    prompt.insert(prompt.end(), own.begin(), own.end());
+    scheduler.add(sample_of(request, prompt));
+    lengths[request] = 12;
+  }
+  const Outcome outcome = drive(scheduler, options, lengths);
+  EXPECT_EQ(outcome.finished, 5);
+  EXPECT_GT(scheduler.cache().stats().lookups, 5) << "nobody tried again: this test shows nothing";
+  const PrefixCacheStats stats = scheduler.prefix_cache_stats();
+  EXPECT_EQ(stats.lookups, 5);
+  EXPECT_EQ(stats.hits, 4);
+  EXPECT_EQ(stats.tokens_requested, 5 * 21);
+  EXPECT_EQ(stats.tokens_hit, 4 * 8);
+  EXPECT_EQ(stats.pages_inserted, scheduler.cache().stats().pages_inserted);
 }
 
 TEST(Scheduler, AnotherSaltSharesNothing) {
