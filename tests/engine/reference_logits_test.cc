@@ -1,10 +1,8 @@
 // SmolLM2-135M against logits that an independent implementation has recorded (tools/record_reference_logits.py). Runs
-// where the model file is: $HEADWATER_MODEL, or tools/fetch_model.sh's place; elsewhere it is skipped, visibly.
+// where the model file is (engine_io/model_file.h); elsewhere it is skipped, visibly.
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -13,32 +11,25 @@
 #include "engine/model.h"
 #include "engine/runner.h"
 #include "engine/step_planner.h"
+#include "engine_io/model_file.h"
 
 namespace headwater::test {
 namespace {
 
 using namespace headwater::engine;
 
-std::string model_path() {
-  if (const char* path = std::getenv("HEADWATER_MODEL")) return path;
-  const char* cache = std::getenv("HEADWATER_CACHE");
-  const char* home = std::getenv("HOME");
-  const std::string folder = cache != nullptr ? cache : std::string(home != nullptr ? home : "") + "/.cache/headwater";
-  return folder + "/SmolLM2-135M-Instruct.Q4_1.gguf";
-}
-
 class ReferenceLogits : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!std::filesystem::exists(model_path()))
-      GTEST_SKIP() << model_path() << " is not there: run tools/fetch_model.sh";
+    const std::optional<std::string> path = example_model();
+    if (!path) GTEST_SKIP() << kNoExampleModel;
     std::ifstream file(std::string(HEADWATER_TEST_DATA) + "/smollm2_logits.json");
     recorded = nlohmann::json::parse(file);
     prompt = recorded["prompt"].get<std::vector<std::int32_t>>();
     generated = recorded["generated"].get<std::vector<std::int32_t>>();
     ModelOptions options;
     options.num_threads = 2;
-    model = load_model(model_path(), options);
+    model = load_model(*path, options);
   }
 
   nlohmann::json recorded;

@@ -1,8 +1,6 @@
 // Token ids against those that an independent implementation gave (tools/record_tokenizer_ids.py).
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,6 +8,7 @@
 
 #include "engine/gguf.h"
 #include "engine/tokenizer.h"
+#include "engine_io/model_file.h"
 #include "support/gguf_writer.h"
 
 namespace headwater::engine {
@@ -88,17 +87,10 @@ TEST(SmallVocabularyControl, SettingsDiffer) {
   EXPECT_NE(ids["small/smollm"]["as_text"], ids["small/smollm"]["recognise"]);
 }
 
-/// The example model, if it was fetched: HEADWATER_CACHE or the default folder.
-std::string model_path() {
-  const char* cache = std::getenv("HEADWATER_CACHE");
-  const char* home = std::getenv("HOME");
-  const std::string folder = cache != nullptr ? cache : std::string(home != nullptr ? home : ".") + "/.cache/headwater";
-  return folder + "/SmolLM2-135M-Instruct.Q4_1.gguf";
-}
-
 TEST(ModelVocabulary, IdsAreThoseRecorded) {
-  if (!std::filesystem::exists(model_path())) GTEST_SKIP() << "no " << model_path() << " (tools/fetch_model.sh)";
-  const Tokenizer tokenizer(Gguf::open(model_path()));
+  const std::optional<std::string> path = test::example_model();
+  if (!path) GTEST_SKIP() << test::kNoExampleModel;
+  const Tokenizer tokenizer(Gguf::open(*path));
   EXPECT_EQ(tokenizer.vocab_size(), 49152U);
   EXPECT_EQ(tokenizer.bos(), 1);
   EXPECT_EQ(tokenizer.eos(), 2);
