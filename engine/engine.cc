@@ -33,9 +33,15 @@ void check_at_least(const char* field, std::int64_t value, std::int64_t least) {
   if (value < least) refuse(field, std::to_string(value), "at least " + std::to_string(least));
 }
 
+constexpr std::int64_t kMostPageSize = 1 << 16;
+constexpr std::int64_t kMostPages = std::int64_t{1} << 24;
+constexpr std::int64_t kMostPoolBytes = std::int64_t{1} << 46;  // what a process can map, about
+
 /// Options with everything that has a default filled in.
 EngineOptions checked(EngineOptions options, const Model& model) {
-  check_at_least("page_size", options.page_size, 1);
+  if (options.page_size < 1 || options.page_size > kMostPageSize) {
+    refuse("page_size", std::to_string(options.page_size), "1.." + std::to_string(kMostPageSize));
+  }
   check_at_least("max_step_tokens", options.max_step_tokens, 1);
   check_at_least("max_batch", options.max_batch, 1);
   check_at_least("num_pages", options.num_pages, 0);
@@ -55,16 +61,15 @@ KvLayout layout_of(const Model& model, const EngineOptions& options) {
 }
 
 std::int32_t page_count(const Model& model, const EngineOptions& options) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 24;
-  if (options.num_pages > kMost) {
-    refuse("num_pages", std::to_string(options.num_pages), "at most " + std::to_string(kMost));
-  }
-  if (options.num_pages > 0) return static_cast<std::int32_t>(options.num_pages);
   const std::int64_t page_bytes = layout_of(model, options).page_bytes();
-  const std::int64_t pages = options.kv_bytes / page_bytes;
-  if (pages < 1 || pages > kMost) {
-    refuse("kv_bytes", std::to_string(options.kv_bytes),
-           "room for 1.." + std::to_string(kMost) + " pages of " + std::to_string(page_bytes) + " bytes");
+  const std::int64_t most = std::min(kMostPages, kMostPoolBytes / page_bytes);
+  const std::string page = " pages of " + std::to_string(page_bytes) + " bytes";
+  if (options.num_pages > most) {
+    refuse("num_pages", std::to_string(options.num_pages), "at most " + std::to_string(most) + page);
+  }
+  const std::int64_t pages = options.num_pages > 0 ? options.num_pages : options.kv_bytes / page_bytes;
+  if (pages < 1 || pages > most) {
+    refuse("kv_bytes", std::to_string(options.kv_bytes), "room for 1.." + std::to_string(most) + page);
   }
   return static_cast<std::int32_t>(pages);
 }
@@ -404,39 +409,6 @@ Progress Engine::progress() const noexcept {
   progress.samples_running = static_cast<int>(impl_->scheduler.running().size());
   progress.samples_waiting = static_cast<int>(impl_->scheduler.waiting().size());
   return progress;
-}
-
-std::vector<Completion> run_to_completion(Engine& engine, std::span<const Request> requests, const RunHooks& hooks) {
-  std::vector<Completion> completions;
-  std::map<RequestId, std::size_t> first_of;  // completion of sample 0
-  for (const Request& request : requests) {
-    const std::size_t first = completions.size();
-    try {
-      const RequestId id = engine.submit(request);
-      first_of.emplace(id, first);
-      for (int index = 0; index < request.num_samples; ++index) {
-        completions.push_back({id, index, {}, {}, FinishReason::cancelled, {}});
-      }
-    } catch (const Error& error) {
-      completions.push_back({0, 0, {}, {}, FinishReason::error, error.what()});
-    }
-  }
-  while (engine.has_work()) {
-    if (hooks.cancelled && hooks.cancelled()) engine.cancel_all();
-    for (const Event& event : engine.step()) {
-      const auto known = first_of.find(event.request);
-      if (known != first_of.end()) {
-        Completion& completion = completions[known->second + static_cast<std::size_t>(event.sample)];
-        if (event.token >= 0) completion.tokens.push_back(event.token);
-        completion.text += event.text;
-        if (event.finish) completion.finish = *event.finish;
-        completion.error += event.error;
-      }
-      if (hooks.on_event) hooks.on_event(event);
-    }
-    if (hooks.on_step) hooks.on_step(engine);
-  }
-  return completions;
 }
 
 }  // namespace headwater::engine

@@ -6,6 +6,7 @@
 
 #include <array>
 
+#include "engine/gguf.h"
 #include "engine/utf8.h"
 #include "headwater/error.h"
 
@@ -42,7 +43,8 @@ const Rule& find_rule(std::string_view name) {
     if (rule.name == name) return rule;
     known += (known.empty() ? "" : ", ") + std::string(rule.name);
   }
-  throw Error(ErrorCode::unsupported, fmt::format("pre-tokenizer '{}' is unknown, expected one of {}", name, known));
+  throw Error(ErrorCode::unsupported,
+              fmt::format("pre-tokenizer {} is unknown, expected one of {}", quoted(name), known));
 }
 
 std::string expand(std::string_view pattern) {

@@ -353,7 +353,7 @@ TEST(Engine, RefusesBadRequestsAndOptionsByName) {
     change(options);
     return message([&] { Engine bad(model, options); });
   };
-  EXPECT_EQ(make([](EngineOptions& o) { o.page_size = 0; }), "page_size = 0, expected at least 1");
+  EXPECT_EQ(make([](EngineOptions& o) { o.page_size = 0; }), "page_size = 0, expected 1..65536");
   EXPECT_EQ(make([](EngineOptions& o) { o.max_batch = 0; }), "max_batch = 0, expected at least 1");
   EXPECT_EQ(make([](EngineOptions& o) { o.max_step_tokens = 0; }), "max_step_tokens = 0, expected at least 1");
   EXPECT_EQ(make([](EngineOptions& o) { o.kv_dtype = DType::f8e4m3; }), "kv_dtype = f8e4m3, expected f32, f16 or bf16");
@@ -367,7 +367,10 @@ TEST(Engine, RefusesBadRequestsAndOptionsByName) {
             "kv_bytes = 1, expected room for 1..16777216 pages of " + page_bytes + " bytes");
   EXPECT_EQ(make([](EngineOptions& o) { o.num_pages = -1; }), "num_pages = -1, expected at least 0");
   EXPECT_EQ(make([](EngineOptions& o) { o.num_pages = (1 << 24) + 1; }),
-            "num_pages = 16777217, expected at most 16777216");
+            "num_pages = 16777217, expected at most 16777216 pages of " + page_bytes + " bytes");
+  // Pages so large that this many bytes cannot even be counted: 65536 tokens of 1 KiB each, times 2^24.
+  EXPECT_EQ(make([](EngineOptions& o) { o.page_size = 1 << 16, o.num_pages = 1 << 24; }),
+            "num_pages = 16777216, expected at most 1048576 pages of 67108864 bytes");
 }
 
 TEST(Engine, SettingsAreCheckedWithoutAModel) {
