@@ -3,6 +3,9 @@
 // operations run in OpenMP regions too: one set of workers in the process. OpenMP is used nowhere but in the engine.
 // With the build option HEADWATER_SERIAL_PRODUCTS products run on the calling thread and the rest on
 // headwater::ThreadPool, which ThreadSanitizer can see into (it cannot see into libgomp).
+// libgomp reads how long idle workers spin when the process starts, so only the environment can change it. Its default,
+// milliseconds, wastes the cores that other processes want: with one of them busy on two cores a decode step took 3x as
+// long as with GOMP_SPINCOUNT=1000 (`engine_bench decode`), which costs nothing measurable on a quiet machine.
 #pragma once
 
 #include <memory>
