@@ -17,7 +17,7 @@ class CostModel {
   [[nodiscard]] int tile_rows() const noexcept { return tile_rows_; }
   /// Tiles of `rows` query rows, and the rows of each but perhaps the last.
   [[nodiscard]] std::int32_t num_tiles(std::int32_t rows) const noexcept {
-    return (rows + tile_rows_ - 1) / tile_rows_;
+    return rows <= tile_rows_ ? 1 : (rows + tile_rows_ - 1) / tile_rows_;
   }
   [[nodiscard]] std::int32_t rows_per_tile(std::int32_t rows) const noexcept;
 

@@ -221,7 +221,10 @@ void Planner::Scratch::decide(PlanData& plan) {
   std::array<Policy, 3> candidates{};
   std::size_t num_candidates = 0;
   const Policy policy = effective_policy(plan.options);
-  if (policy == Policy::automatic) {
+  const bool shared = std::ranges::any_of(f.nodes, [](const Node& node) { return node.num_members > 1; });
+  if (!shared) {
+    // Flat is all there is.
+  } else if (policy == Policy::automatic) {
     candidates = {Policy::automatic, Policy::two_level, Policy::forest};
     num_candidates = 3;
   } else if (policy != Policy::flat) {

@@ -1,6 +1,7 @@
 #include "plan/schedule.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <numeric>
 
@@ -21,21 +22,14 @@ std::size_t sz(std::int64_t n) {
 Estimate Scheduler::estimate(const CostModel& cost, const PlanData& plan, std::span<const Piece> pieces,
                              std::int64_t saved_ps) {
   make_units(cost, plan, pieces);
-  cost_units(cost, plan);
+  bool merges = cost_units(cost);
   Estimate result;
   std::int64_t tokens = 0;
   for (const Unit& unit : units_) tokens += unit.tok_end - unit.tok_begin;
   result.kv_bytes = tokens * cost.token_bytes();
   if (units_.empty()) return result;
-  const std::int64_t work = balance(cost, plan, pieces);
-  bool merges = false;
-  for (const Unit& unit : units_) {
-    if (merges) break;
-    merges = unit.parts > 1;
-    for (std::int32_t j = 0; j < unit.num_rows && !merges; ++j) {
-      merges = row_states_[sz(rows_[sz(unit.row_begin + j)])] > 1;
-    }
-  }
+  const std::int64_t work = balance(cost, plan);
+  merges = merges || std::ranges::any_of(units_, [](const Unit& unit) { return unit.parts > 1; });
   result.predicted_ps =
       std::max<std::int64_t>(0, work - saved_ps / cost.num_workers()) + cost.launch_ps() * (merges ? 2 : 1);
   return result;
@@ -47,78 +41,84 @@ void Scheduler::make_units(const CostModel& cost, const PlanData& plan, std::spa
   rows_.clear();
   chunked_tiles_ = false;
   row_states_.assign(plan.rows.size(), 0);
-  for (std::size_t i = 0; i < pieces.size(); ++i) add_piece(cost, plan, pieces[i], static_cast<std::int32_t>(i));
-}
-
-void Scheduler::add_piece(const CostModel& cost, const PlanData& plan, const Piece& piece, std::int32_t index) {
-  const auto first = static_cast<std::int32_t>(rows_.size());
-  const auto add_entry = [&](std::int32_t e) {
-    const Entry& entry = plan.memory->entries[sz(e)];
-    for (std::int32_t r = entry.row_begin; r < entry.row_end; ++r) {
-      const TokenSpan seen = visible_part(plan.rows[sz(r)], sinks_, piece.tok_begin, piece.tok_end);
-      if (seen.begin < seen.end) rows_.push_back(r);
+  const Entry* entries = plan.memory->entries.data();
+  const std::int32_t* order = plan.memory->forest.order.data();
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    const std::int32_t* members = piece.num_members == 1 ? &piece.entry : order + piece.member_begin;
+    const auto first = static_cast<std::int32_t>(rows_.size());
+    for (std::int32_t k = 0; k < piece.num_members; ++k) {
+      const Entry& entry = entries[members[k]];
+      for (std::int32_t r = entry.row_begin; r < entry.row_end; ++r) {
+        const TokenSpan seen = visible_part(plan.rows[sz(r)], sinks_, piece.tok_begin, piece.tok_end);
+        if (seen.begin < seen.end) rows_.push_back(r);
+      }
     }
-  };
-  if (piece.num_members == 1) {
-    add_entry(piece.entry);
-  } else {
-    const std::int32_t* order = plan.memory->forest.order.data() + piece.member_begin;
-    for (std::int32_t k = 0; k < piece.num_members; ++k) add_entry(order[k]);
-  }
-  const auto count = static_cast<std::int32_t>(rows_.size()) - first;
-  if (count == 0) return;
-  const std::int32_t tiles = cost.num_tiles(count);
-  const std::int32_t per_tile = cost.rows_per_tile(count);
-  for (std::int32_t at = 0; at < count; at += per_tile) {
-    add_tile(cost, plan, piece, index, first + at, std::min(per_tile, count - at), tiles);
+    const auto count = static_cast<std::int32_t>(rows_.size()) - first;
+    const std::int32_t tiles = cost.num_tiles(count);
+    const std::int32_t per_tile = tiles == 1 ? count : cost.rows_per_tile(count);
+    Unit unit{};
+    unit.piece = static_cast<std::int32_t>(i);
+    unit.parts = 1;
+    // Every tile is charged the same, so that those of one chunk stay together in the order of items.
+    unit.tiled = tiles > 1;
+    unit.read_token_ps =
+        tiles == 1 ? cost.read_ps(1) : (cost.read_ps(1) + (tiles - 1) * cost.reread_ps(1, cost.chunk_tokens())) / tiles;
+    for (std::int32_t at = 0; at < count; at += per_tile) {
+      unit.row_begin = first + at;
+      unit.num_rows = std::min(per_tile, count - at);
+      add_tile(cost, plan, piece, unit);
+    }
   }
 }
 
-void Scheduler::add_tile(const CostModel& cost, const PlanData& plan, const Piece& piece, std::int32_t index,
-                         std::int32_t row_begin, std::int32_t num_rows, std::int32_t tiles) {
-  // What the rows see, as intervals; one unit for each run of them without a gap. Tokens in a gap are seen by nobody
-  // and may be on pages that no longer belong to the request.
-  std::int32_t last = piece.tok_begin;
+/// Adds the units of a row tile: what its rows see, as intervals; one for each run of them without a gap. Tokens in a
+/// gap are seen by nobody and may be on pages that no longer belong to the request.
+void Scheduler::add_tile(const CostModel& cost, const PlanData& plan, const Piece& piece, Unit unit) {
+  const std::span<const std::int32_t> rows(rows_.data() + unit.row_begin, sz(unit.num_rows));
+  unit.tok_begin = piece.tok_begin;
+  unit.tok_end = piece.tok_begin;
+  unit.all_end = piece.tok_end;
   bool from_begin = true;
-  for (std::int32_t j = 0; j < num_rows; ++j) {
-    const RowRange& row = plan.rows[sz(rows_[sz(row_begin + j)])];
+  for (const std::int32_t r : rows) {
+    const RowRange& row = plan.rows[sz(r)];
     from_begin = from_begin && row.lo <= piece.tok_begin;
-    last = std::max(last, std::min(row.hi, piece.tok_end));
+    unit.tok_end = std::max(unit.tok_end, std::min(row.hi, piece.tok_end));
+    unit.all_end = std::min(unit.all_end, row.hi);
   }
-  if (from_begin) return add_unit(cost, index, piece.tok_begin, last, row_begin, num_rows, tiles);
+  if (from_begin) return add_unit(cost, unit);
   seen_.clear();
-  for (std::int32_t j = 0; j < num_rows; ++j) {
-    const RowRange& row = plan.rows[sz(rows_[sz(row_begin + j)])];
+  for (const std::int32_t r : rows) {
+    const RowRange& row = plan.rows[sz(r)];
     const std::int32_t hi = std::min(row.hi, piece.tok_end);
     if (piece.tok_begin < std::min(hi, sinks_)) seen_.emplace_back(piece.tok_begin, std::min(hi, sinks_));
     if (row.lo < hi) seen_.emplace_back(std::max(row.lo, piece.tok_begin), hi);
   }
   std::ranges::sort(seen_);
   for (std::size_t i = 0; i < seen_.size();) {
-    const std::int32_t begin = seen_[i].first;
-    std::int32_t end = seen_[i].second;
-    for (++i; i < seen_.size() && seen_[i].first <= end; ++i) end = std::max(end, seen_[i].second);
-    add_unit(cost, index, begin, end, row_begin, num_rows, tiles);
+    unit.tok_begin = unit.all_end = seen_[i].first;  // what all rows see is not looked for here
+    unit.tok_end = seen_[i].second;
+    for (++i; i < seen_.size() && seen_[i].first <= unit.tok_end; ++i) {
+      unit.tok_end = std::max(unit.tok_end, seen_[i].second);
+    }
+    add_unit(cost, unit);
   }
 }
 
-void Scheduler::add_unit(const CostModel& cost, std::int32_t piece, std::int32_t begin, std::int32_t end,
-                         std::int32_t row_begin, std::int32_t num_rows, std::int32_t tiles) {
-  Unit unit{piece, begin, end, row_begin, num_rows, 1, cost.read_ps(1), 0};
-  if (tiles > 1) {
-    // Every tile is charged the same, so that those of one chunk stay together in the order of items.
-    unit.read_token_ps = (cost.read_ps(1) + (tiles - 1) * cost.reread_ps(1, cost.chunk_tokens())) / tiles;
-    if ((end - begin) * cost.token_bytes() > cost.cache_bytes() / 2) {
-      unit.parts = (end - begin + cost.chunk_tokens() - 1) / cost.chunk_tokens();
-    }
-    chunked_tiles_ = true;
+void Scheduler::add_unit(const CostModel& cost, Unit unit) {
+  const std::int32_t tokens = unit.tok_end - unit.tok_begin;
+  if (unit.tiled && tokens * cost.token_bytes() > cost.cache_bytes() / 2) {
+    unit.parts = (tokens + cost.chunk_tokens() - 1) / cost.chunk_tokens();
   }
   units_.push_back(unit);
-  for (std::int32_t j = 0; j < num_rows; ++j)
-    ++row_states_[sz(rows_[sz(row_begin + j)])];  // at most: rows may see none of it
+  chunked_tiles_ = chunked_tiles_ || unit.tiled;
+  const std::int32_t* rows = rows_.data() + unit.row_begin;
+  for (std::int32_t j = 0; j < unit.num_rows; ++j) ++row_states_[sz(rows[j])];  // at most: rows may see none of it
 }
 
-void Scheduler::cost_units(const CostModel& cost, const PlanData&) {
+/// True if some row will have several states.
+bool Scheduler::cost_units(const CostModel& cost) {
+  std::int64_t all_partials = 0;
   for (Unit& unit : units_) {
     const std::int64_t tokens = unit.tok_end - unit.tok_begin;
     std::int64_t partials = 0;
@@ -127,10 +127,13 @@ void Scheduler::cost_units(const CostModel& cost, const PlanData&) {
     }
     unit.cost = tokens * unit.read_token_ps + cost.compute_ps(tokens, unit.num_rows) +
                 unit.parts * (cost.item_ps(unit.num_rows) + cost.partial_ps(partials));
+    all_partials += partials;
   }
+  return all_partials > 0;
 }
 
-std::int32_t Scheduler::parts_for(const CostModel&, const Unit& unit, std::int64_t limit) const {
+std::int32_t Scheduler::parts_for(const Unit& unit, std::int64_t limit) const {
+  if (unit.cost <= limit) return unit.parts;
   const std::int64_t wanted = (unit.cost + limit - 1) / limit;
   const std::int64_t most = std::max(1, (unit.tok_end - unit.tok_begin) / least_);
   return static_cast<std::int32_t>(std::max<std::int64_t>(unit.parts, std::min(wanted, most)));
@@ -138,19 +141,38 @@ std::int32_t Scheduler::parts_for(const CostModel&, const Unit& unit, std::int64
 
 /// Cost of each of `parts` equal parts.
 std::int64_t Scheduler::part_cost(const CostModel& cost, const Unit& unit, std::int32_t parts) const {
+  if (parts == 1) return unit.cost;
   const std::int64_t more = parts - unit.parts;
   const std::int64_t added = more * (cost.item_ps(unit.num_rows) + cost.partial_ps(unit.num_rows)) +
-                             (unit.parts == 1 && more > 0 ? cost.partial_ps(unit.num_rows) : 0);
+                             (unit.parts == 1 ? cost.partial_ps(unit.num_rows) : 0);
   return (unit.cost + added) / parts;
+}
+
+/// Fills by_cost_ with 0..count-1, those of the greatest cost first, equal ones in their order.
+template <class CostOf>
+void Scheduler::sort_by_cost(std::size_t count, CostOf&& cost_of) {
+  // Cost and index in one number each; costs so great that this does not fit are told apart by their higher bits only.
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < count; ++i) most = std::max(most, cost_of(i));
+  const auto index_bits = static_cast<int>(std::bit_width(count));
+  const int dropped = std::max(0, index_bits - std::countl_zero(static_cast<std::uint64_t>(most)));
+  keys_.resize(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    keys_[i] = static_cast<std::uint64_t>(most - cost_of(i)) >> dropped << index_bits | i;
+  }
+  std::ranges::sort(keys_);
+  by_cost_.resize(count);
+  const std::uint64_t mask = (std::uint64_t{1} << index_bits) - 1;
+  for (std::size_t i = 0; i < count; ++i) by_cost_[i] = static_cast<std::int32_t>(keys_[i] & mask);
 }
 
 /// Time until the last worker is done if parts of at most `limit` go, longest unit first, to the least loaded worker.
 std::int64_t Scheduler::makespan(const CostModel& cost, std::int64_t limit) {
   loads_.assign(sz(cost.num_workers()), 0);
   const auto later = std::greater<>();
-  for (const auto& [unit_cost, index] : by_cost_) {
+  for (const std::int32_t index : by_cost_) {
     const Unit& unit = units_[sz(index)];
-    const std::int32_t parts = parts_for(cost, unit, limit);
+    const std::int32_t parts = parts_for(unit, limit);
     const std::int64_t each = part_cost(cost, unit, parts);
     for (std::int32_t p = 0; p < parts; ++p) {
       std::ranges::pop_heap(loads_, later);
@@ -162,7 +184,7 @@ std::int64_t Scheduler::makespan(const CostModel& cost, std::int64_t limit) {
 }
 
 /// Chooses the parts of all units; returns the predicted makespan.
-std::int64_t Scheduler::balance(const CostModel& cost, const PlanData& plan, std::span<const Piece>) {
+std::int64_t Scheduler::balance(const CostModel& cost, const PlanData& plan) {
   const std::int32_t page_size = *std::ranges::max_element(plan.page_size);
   grain_ = plan.options.batch_invariant ? plan.options.invariant_chunk : 1;
   least_ = std::max({kLeastPart, page_size, grain_});
@@ -172,7 +194,7 @@ std::int64_t Scheduler::balance(const CostModel& cost, const PlanData& plan, std
   std::int64_t longest = 0;
   for (const Unit& unit : units_) {
     total += unit.cost;
-    longest = std::max(longest, unit.cost / unit.parts);
+    longest = std::max(longest, part_cost(cost, unit, unit.parts));
   }
   const std::int64_t ideal = std::max<std::int64_t>(1, total / workers);
   if (workers == 1) return total;
@@ -181,7 +203,7 @@ std::int64_t Scheduler::balance(const CostModel& cost, const PlanData& plan, std
     std::int64_t sum = 0;
     longest = 0;
     for (Unit& unit : units_) {
-      const std::int32_t parts = parts_for(cost, unit, limit);
+      const std::int32_t parts = parts_for(unit, limit);
       const std::int64_t each = part_cost(cost, unit, parts);
       unit.parts = parts;
       sum += each * parts;
@@ -189,9 +211,7 @@ std::int64_t Scheduler::balance(const CostModel& cost, const PlanData& plan, std
     }
     return std::max(longest, sum / workers + longest / 2);
   }
-  by_cost_.clear();
-  for (std::size_t i = 0; i < units_.size(); ++i) by_cost_.emplace_back(-units_[i].cost, static_cast<std::int32_t>(i));
-  std::ranges::sort(by_cost_);
+  sort_by_cost(units_.size(), [&](std::size_t i) { return units_[i].cost; });
   // A quarter of a worker's share leaves room for workers that turn out slower; other sizes only where they gain 2 %.
   std::int64_t limit = std::max<std::int64_t>(1, ideal / 4);
   std::int64_t best = makespan(cost, limit);
@@ -205,7 +225,7 @@ std::int64_t Scheduler::balance(const CostModel& cost, const PlanData& plan, std
     }
   }
   std::int64_t num_items = 0;
-  for (Unit& unit : units_) num_items += unit.parts = parts_for(cost, unit, limit);
+  for (Unit& unit : units_) num_items += unit.parts = parts_for(unit, limit);
   // Too few tokens to go round: split the KV heads as well, where an item is long against its fixed cost.
   const std::int32_t heads = plan.shape.num_kv_heads;
   if (num_items < workers && heads > 1 && best > 16 * cost.item_ps(1)) {
@@ -257,7 +277,8 @@ void Scheduler::make_drafts(const CostModel& cost, std::span<const Piece> pieces
     const std::int32_t origin = fixed ? 0 : piece.origin;
     const std::int64_t tokens = unit.tok_end - unit.tok_begin;
     const std::span<const std::int32_t> rows(rows_.data() + unit.row_begin, sz(unit.num_rows));
-    std::int32_t kept = -1;  // where the unit's rows lie in plan.item_rows
+    std::int32_t kept = -1;       // where the unit's rows lie in plan.item_rows
+    std::int32_t kept_times = 0;  // drafts of them
     std::int32_t begin = unit.tok_begin;
     for (std::int32_t p = 1; p <= unit.parts && begin < unit.tok_end; ++p) {
       std::int32_t end = unit.tok_end;
@@ -266,20 +287,25 @@ void Scheduler::make_drafts(const CostModel& cost, std::span<const Piece> pieces
         end = origin + (even - origin) / grain * grain;
         if (end <= begin) continue;
       }
-      const Sight sight = look(plan, rows, begin, end);
+      Sight sight{unit.num_rows, fixed ? unit.num_rows : 0, begin, end, begin, end};
+      // Not where all rows see all of it, and in batch-invariant mode something before it.
+      if (end > unit.all_end || (fixed && begin == unit.tok_begin)) sight = look(plan, rows, begin, end);
       if (sight.num_rows == unit.num_rows && (sight.num_later == 0 || sight.num_later == unit.num_rows)) {
         if (kept < 0) kept = keep_rows(plan, rows);
-        add_draft(cost, plan, static_cast<std::int32_t>(u), sight, kept, unit.num_rows);
+        ++kept_times;
+        add_draft(cost, static_cast<std::int32_t>(u), sight, kept, unit.num_rows);
       } else if (sight.num_rows > 0) {
         split_rows(plan, rows, begin, end);
         for (const auto* list : {&first_rows_, &later_rows_}) {
           if (list->empty()) continue;
-          add_draft(cost, plan, static_cast<std::int32_t>(u), look(plan, *list, begin, end), keep_rows(plan, *list),
+          add_draft(cost, static_cast<std::int32_t>(u), look(plan, *list, begin, end), keep_rows(plan, *list),
                     static_cast<std::int32_t>(list->size()));
+          for (const std::int32_t r : *list) ++row_states_[sz(r)];
         }
       }
       begin = end;
     }
+    for (const std::int32_t r : rows) row_states_[sz(r)] += kept_times;
   }
 }
 
@@ -303,8 +329,8 @@ void Scheduler::split_rows(const PlanData& plan, std::span<const std::int32_t> r
   }
 }
 
-void Scheduler::add_draft(const CostModel& cost, const PlanData& plan, std::int32_t unit_index, const Sight& sight,
-                          std::int32_t row_begin, std::int32_t num_rows) {
+void Scheduler::add_draft(const CostModel& cost, std::int32_t unit_index, const Sight& sight, std::int32_t row_begin,
+                          std::int32_t num_rows) {
   const Unit& unit = units_[sz(unit_index)];
   const std::int64_t tokens = sight.end - sight.begin;
   Draft draft{unit_index, sight.begin, sight.end, row_begin, num_rows, sight.num_later > 0, -1, 1, 0, 0, 0};
@@ -315,7 +341,6 @@ void Scheduler::add_draft(const CostModel& cost, const PlanData& plan, std::int3
   }
   draft.cost = tokens * unit.read_token_ps + cost.compute_ps(tokens, num_rows) + cost.item_ps(num_rows);
   drafts_.push_back(draft);
-  for (std::int32_t j = 0; j < num_rows; ++j) ++row_states_[sz(plan.item_rows[sz(row_begin + j)])];
 }
 
 void Scheduler::assign_slots(const CostModel& cost, PlanData& plan) {
@@ -344,24 +369,16 @@ void Scheduler::make_items(std::span<const Piece> pieces, PlanData& plan) {
   for (std::size_t i = 0; chunked_tiles_ && i < drafts_.size();) {
     std::size_t end = i + 1;
     while (end < drafts_.size() && piece_of(end) == piece_of(i)) ++end;
-    if (end - i > 1) {
-      std::sort(draft_order_.begin() + static_cast<std::ptrdiff_t>(i),
-                draft_order_.begin() + static_cast<std::ptrdiff_t>(end), [&](std::int32_t x, std::int32_t y) {
-                  return std::pair(drafts_[sz(x)].begin, x) < std::pair(drafts_[sz(y)].begin, y);
-                });
-    }
+    const auto order = std::span(draft_order_).subspan(i, end - i);
+    if (end - i > 1) std::ranges::stable_sort(order, {}, [&](std::int32_t d) { return drafts_[sz(d)].begin; });
     i = end;
   }
-  by_cost_.clear();
-  for (std::size_t rank = 0; rank < draft_order_.size(); ++rank) {
-    by_cost_.emplace_back(-drafts_[sz(draft_order_[rank])].cost, static_cast<std::int32_t>(rank));
-  }
-  std::ranges::sort(by_cost_);
+  sort_by_cost(drafts_.size(), [&](std::size_t i) { return drafts_[sz(draft_order_[i])].cost; });
   plan.items.clear();
   plan.max_item_rows = 0;
   plan.items.reserve(drafts_.size() * sz(head_parts_));
-  const std::int32_t heads = plan.shape.num_kv_heads;
-  for (const auto& [minus_cost, rank] : by_cost_) {
+  const std::int32_t heads = plan.shape.num_kv_heads / head_parts_;
+  for (const std::int32_t rank : by_cost_) {
     const Draft& draft = drafts_[sz(draft_order_[sz(rank)])];
     const Piece& piece = pieces[sz(units_[sz(draft.unit)].piece)];
     const std::int32_t page_size = plan.page_size[sz(piece.view)];
@@ -379,61 +396,104 @@ void Scheduler::make_items(std::span<const Piece> pieces, PlanData& plan) {
     item.unmasked_end = draft.unmasked_end;
     item.cost_ps = draft.cost / head_parts_;
     for (std::int32_t h = 0; h < head_parts_; ++h) {
-      item.kv_head_begin = static_cast<std::int16_t>(heads / head_parts_ * h);
-      item.kv_head_end = static_cast<std::int16_t>(heads / head_parts_ * (h + 1));
+      item.kv_head_begin = static_cast<std::int16_t>(heads * h);
+      item.kv_head_end = static_cast<std::int16_t>(heads * (h + 1));
       plan.items.push_back(item);
     }
     plan.max_item_rows = std::max(plan.max_item_rows, draft.num_rows);
   }
 }
 
-/// Calls visit(row, position, slot) for every partial state that some row has.
+/// Calls visit(drafts) for each stretch of drafts with the same list of rows (the parts of a unit) that leaves partial
+/// states. None of its drafts is direct: a row of several drafts has several states.
 template <class Visit>
-void Scheduler::for_states(const PlanData& plan, Visit&& visit) const {
-  for (const Draft& draft : drafts_) {
-    if (draft.partial_begin < 0) continue;
-    const std::int32_t* rows = plan.item_rows.data() + draft.row_begin;
+void Scheduler::for_stretches(Visit&& visit) const {
+  for (std::size_t begin = 0; begin < drafts_.size();) {
+    std::size_t end = begin + 1;
+    while (end < drafts_.size() && drafts_[end].row_begin == drafts_[begin].row_begin) ++end;
+    if (drafts_[begin].partial_begin >= 0) visit(std::span(drafts_).subspan(begin, end - begin));
+    begin = end;
+  }
+}
+
+/// Where state s of a draft begins.
+std::int32_t Scheduler::state_begin(const Draft& draft, std::int32_t s) const {
+  return draft.later ? std::max(draft.begin, (draft.begin / grain_ + s) * grain_) : draft.begin;
+}
+
+/// Writes the slots that the j-th row of a stretch leaves; returns where the next one goes.
+std::int32_t* Scheduler::put_slots(const PlanData& plan, std::span<const Draft> stretch, std::int32_t j,
+                                   std::int32_t* to) const {
+  for (const Draft& draft : stretch) {
+    if (!draft.later) {
+      *to++ = draft.partial_begin + j;
+      continue;
+    }
+    const RowRange& row = plan.rows[sz(plan.item_rows[sz(draft.row_begin + j)])];
     for (std::int32_t s = 0; s < draft.num_states; ++s) {
-      const std::int32_t slot = draft.partial_begin + s * draft.num_rows;
-      const std::int32_t chunk = draft.later ? (draft.begin / grain_ + s) * grain_ : draft.begin;
-      const std::int32_t begin = std::max(chunk, draft.begin);
-      for (std::int32_t j = 0; j < draft.num_rows; ++j) {
-        if (draft.later) {
-          // Chunks of which the row sees nothing have no state.
-          const std::int32_t end = std::min(chunk + grain_, draft.end);
-          const TokenSpan seen = visible_part(plan.rows[sz(rows[j])], sinks_, begin, end);
-          if (seen.begin >= seen.end) continue;
-        }
-        visit(rows[j], begin, slot + j);
-      }
+      // Chunks of which the row sees nothing have no state.
+      const std::int32_t end = s + 1 < draft.num_states ? state_begin(draft, s + 1) : draft.end;
+      const TokenSpan seen = visible_part(row, sinks_, state_begin(draft, s), end);
+      if (seen.begin < seen.end) *to++ = draft.partial_begin + s * draft.num_rows + j;
     }
   }
+  return to;
 }
 
 void Scheduler::make_merges(PlanData& plan) {
   const std::size_t num_rows = plan.rows.size();
+  const auto rows_of = [&](std::span<const Draft> stretch) {
+    return std::span(plan.item_rows).subspan(sz(stretch.front().row_begin), sz(stretch.front().num_rows));
+  };
+  // Room for as many slots of each row as its drafts have states. slot_end_[r]: where those written so far end.
+  slot_begin_.assign(num_rows + 1, 0);
+  for_stretches([&](std::span<const Draft> stretch) {
+    std::int32_t states = 0;
+    for (const Draft& draft : stretch) states += draft.num_states;
+    for (const std::int32_t r : rows_of(stretch)) slot_begin_[sz(r) + 1] += states;
+  });
+  std::partial_sum(slot_begin_.begin(), slot_begin_.end(), slot_begin_.begin());
+  slot_end_ = slot_begin_;
+  auto& slots = plan.merge_slots;
+  slots.resize(sz(slot_begin_.back()));
+  for_stretches([&](std::span<const Draft> stretch) {
+    std::int32_t j = 0;
+    for (const std::int32_t r : rows_of(stretch)) {
+      std::int32_t& end = slot_end_[sz(r)];
+      end = static_cast<std::int32_t>(put_slots(plan, stretch, j++, slots.data() + end) - slots.data());
+    }
+  });
+  if (plan.memory->forest.split_entries) sort_slots(plan);
+
   plan.merge_rows.clear();
   plan.merge_indptr.assign(1, 0);
-  plan.merge_slots.clear();
   plan.empty_rows.clear();
-  state_indptr_.assign(num_rows + 2, 0);
-  for_states(plan, [&](std::int32_t row, std::int32_t, std::int32_t) { ++state_indptr_[sz(row) + 2]; });
-  std::partial_sum(state_indptr_.begin(), state_indptr_.end(), state_indptr_.begin());
-  states_.resize(sz(state_indptr_.back()));
-  for_states(plan, [&](std::int32_t row, std::int32_t position, std::int32_t slot) {
-    states_[sz(state_indptr_[sz(row) + 1]++)] = {position, slot};
-  });
-  // Now state_indptr_[r] is where the states of row r begin.
-  plan.merge_slots.reserve(states_.size());
+  std::int32_t* to = slots.data();
   for (std::size_t r = 0; r < num_rows; ++r) {
     if (row_states_[r] == 0) plan.empty_rows.push_back(static_cast<std::int32_t>(r));
-    const auto begin = states_.begin() + state_indptr_[r];
-    const auto end = states_.begin() + state_indptr_[r + 1];
+    const std::int32_t* begin = slots.data() + slot_begin_[r];
+    const std::int32_t* end = slots.data() + slot_end_[r];
     if (begin == end) continue;
-    if (!std::is_sorted(begin, end)) std::sort(begin, end);
-    for (auto it = begin; it != end; ++it) plan.merge_slots.push_back(it->second);
+    to = begin == to ? slots.data() + slot_end_[r] : std::copy(begin, end, to);
     plan.merge_rows.push_back(static_cast<std::int32_t>(r));
-    plan.merge_indptr.push_back(static_cast<std::int32_t>(plan.merge_slots.size()));
+    plan.merge_indptr.push_back(static_cast<std::int32_t>(to - slots.data()));
+  }
+  slots.resize(sz(plan.merge_indptr.back()));
+}
+
+/// Brings the slots of each row in ascending position: pieces come so, but not where entries take part in several
+/// trees.
+void Scheduler::sort_slots(PlanData& plan) {
+  slot_position_.resize(sz(plan.num_partials));
+  for (const Draft& draft : drafts_) {
+    for (std::int32_t s = 0; draft.partial_begin >= 0 && s < draft.num_states; ++s) {
+      std::fill_n(slot_position_.begin() + draft.partial_begin + s * draft.num_rows, draft.num_rows,
+                  state_begin(draft, s));
+    }
+  }
+  for (std::size_t r = 0; r < plan.rows.size(); ++r) {
+    std::sort(plan.merge_slots.begin() + slot_begin_[r], plan.merge_slots.begin() + slot_end_[r],
+              [&](std::int32_t a, std::int32_t b) { return slot_position_[sz(a)] < slot_position_[sz(b)]; });
   }
 }
 

@@ -34,9 +34,11 @@ class Scheduler {
     std::int32_t piece;
     std::int32_t tok_begin;
     std::int32_t tok_end;
+    std::int32_t all_end;    ///< all rows see [tok_begin, all_end)
     std::int32_t row_begin;  ///< in rows_
     std::int32_t num_rows;
     std::int32_t parts;
+    bool tiled;  ///< one of several tiles of its piece
     std::int64_t read_token_ps;
     std::int64_t cost;
   };
@@ -64,27 +66,29 @@ class Scheduler {
   };
 
   void make_units(const CostModel& cost, const PlanData& plan, std::span<const Piece> pieces);
-  void add_piece(const CostModel& cost, const PlanData& plan, const Piece& piece, std::int32_t index);
-  void add_tile(const CostModel& cost, const PlanData& plan, const Piece& piece, std::int32_t index,
-                std::int32_t row_begin, std::int32_t num_rows, std::int32_t tiles);
-  void add_unit(const CostModel& cost, std::int32_t piece, std::int32_t begin, std::int32_t end, std::int32_t row_begin,
-                std::int32_t num_rows, std::int32_t tiles);
-  void cost_units(const CostModel& cost, const PlanData& plan);
-  std::int64_t balance(const CostModel& cost, const PlanData& plan, std::span<const Piece> pieces);
-  [[nodiscard]] std::int32_t parts_for(const CostModel& cost, const Unit& unit, std::int64_t limit) const;
+  void add_tile(const CostModel& cost, const PlanData& plan, const Piece& piece, Unit unit);
+  void add_unit(const CostModel& cost, Unit unit);
+  bool cost_units(const CostModel& cost);
+  std::int64_t balance(const CostModel& cost, const PlanData& plan);
+  [[nodiscard]] std::int32_t parts_for(const Unit& unit, std::int64_t limit) const;
   [[nodiscard]] std::int64_t part_cost(const CostModel& cost, const Unit& unit, std::int32_t parts) const;
+  template <class CostOf>
+  void sort_by_cost(std::size_t count, CostOf&& cost_of);
   std::int64_t makespan(const CostModel& cost, std::int64_t limit);
   void make_drafts(const CostModel& cost, std::span<const Piece> pieces, PlanData& plan);
   [[nodiscard]] Sight look(const PlanData& plan, std::span<const std::int32_t> rows, std::int32_t begin,
                            std::int32_t end) const;
   static std::int32_t keep_rows(PlanData& plan, std::span<const std::int32_t> rows);
   void split_rows(const PlanData& plan, std::span<const std::int32_t> rows, std::int32_t begin, std::int32_t end);
-  void add_draft(const CostModel& cost, const PlanData& plan, std::int32_t unit_index, const Sight& sight,
-                 std::int32_t row_begin, std::int32_t num_rows);
+  void add_draft(const CostModel& cost, std::int32_t unit_index, const Sight& sight, std::int32_t row_begin,
+                 std::int32_t num_rows);
   void assign_slots(const CostModel& cost, PlanData& plan);
   void make_items(std::span<const Piece> pieces, PlanData& plan);
   template <class Visit>
-  void for_states(const PlanData& plan, Visit&& visit) const;
+  void for_stretches(Visit&& visit) const;
+  [[nodiscard]] std::int32_t state_begin(const Draft& draft, std::int32_t s) const;
+  std::int32_t* put_slots(const PlanData& plan, std::span<const Draft> stretch, std::int32_t j, std::int32_t* to) const;
+  void sort_slots(PlanData& plan);
   void make_merges(PlanData& plan);
 
   std::int32_t sinks_ = 0;
@@ -96,14 +100,16 @@ class Scheduler {
   std::vector<std::int32_t> rows_;
   std::vector<std::pair<std::int32_t, std::int32_t>> seen_;  ///< visible intervals of a tile's rows
   std::vector<std::int32_t> row_states_;                     ///< [R] units, then items of each row
-  std::vector<std::pair<std::int64_t, std::int32_t>> by_cost_;
+  std::vector<std::uint64_t> keys_;
+  std::vector<std::int32_t> by_cost_;
   std::vector<std::int64_t> loads_;
   std::vector<Draft> drafts_;
   std::vector<std::int32_t> first_rows_;
   std::vector<std::int32_t> later_rows_;
   std::vector<std::int32_t> draft_order_;
-  std::vector<std::int32_t> state_indptr_;
-  std::vector<std::pair<std::int32_t, std::int32_t>> states_;  ///< (position, slot) of each row
+  std::vector<std::int32_t> slot_begin_;  ///< [R + 1] of each row in plan.merge_slots
+  std::vector<std::int32_t> slot_end_;
+  std::vector<std::int32_t> slot_position_;
 };
 
 }  // namespace headwater::detail
