@@ -13,8 +13,9 @@ namespace headwater::bench {
 namespace {
 
 PlanOptions options_for(const BenchConfig& config, Policy policy, int threads) {
-  PlanOptions options;
+  PlanOptions options = config.plan;
   options.policy = policy;
+  if (policy == Policy::flat) options.cascade = CascadeSwitch::automatic;  // `on` would make it something else
   options.batch_invariant = config.batch_invariant;
   options.num_workers = threads;
   return options;
@@ -85,6 +86,7 @@ CellResult Harness::measure(const std::string& name, const PagedForest& paged, C
   const AttentionShape& shape = config.shape;
   Planner planner(config.model);
   std::vector<Step> steps;
+  std::vector<std::string> bytes;  // of each plan
   CellResult cell;
   for (const Policy policy : config.policies) {
     const PlanOptions options = options_for(config, policy, threads());
@@ -95,7 +97,8 @@ CellResult Harness::measure(const std::string& name, const PagedForest& paged, C
     arm.isa = isa_;
     arm.plan_us = shortest_us([&] { (void)planner.plan(shape, paged.batch(), options); });
     arm.plan_warm_us = shortest_us([&] { planner.update(step.plan(), paged.batch()); });
-    arm.same_plan_as_first = step.plan().serialize() == steps.front().plan().serialize();
+    bytes.push_back(step.plan().serialize());
+    arm.same_plan_as = static_cast<std::size_t>(std::ranges::find(bytes, bytes.back()) - bytes.begin());
   }
   cell.workload = name;
   cell.shape = shape;
@@ -135,11 +138,11 @@ CellResult Harness::measure(const std::string& name, const PagedForest& paged, C
   std::vector<Samples> samples(steps.size());
   std::vector<double> rates;
   std::vector<double> us(steps.size());
-  const int wanted = config.steps * config.reps;
+  const int wanted = std::max(config.steps * config.reps, config.min_samples);
+  const int least = std::max(6, config.min_samples);
   const double end = now() + config.cell_seconds;
   MachineProbe::Sample before = probe_.sample();
-  for (int round = 0; cell.samples < wanted && cell.dropped < 2 * wanted && (now() < end || cell.samples < 6);
-       ++round) {
+  for (int round = 0; cell.samples < wanted && (now() < end || cell.samples < least); ++round) {
     for (std::size_t i = 0; i < steps.size(); ++i) {
       const std::size_t a = (i + static_cast<std::size_t>(round)) % steps.size();  // every arm goes first in turn
       us[a] = steps[a].run(kv.next(), executor_) * 1e6;
@@ -148,10 +151,11 @@ CellResult Harness::measure(const std::string& name, const PagedForest& paged, C
     const bool keep = !before.throttled && !after.throttled;
     const double rate = (before.read_gbs + after.read_gbs) / 2;
     before = after;
-    if (!keep && cell.dropped + 6 < 2 * wanted && now() < end + config.cell_seconds) {
+    if (!keep && cell.dropped < 2 * wanted && now() < end + config.cell_seconds) {
       ++cell.dropped;
       continue;
     }
+    cell.throttled_kept += keep ? 0 : 1;
     ++cell.samples;
     rates.push_back(rate);
     for (std::size_t a = 0; a < steps.size(); ++a) {

@@ -2,8 +2,8 @@
 //
 // Every cell proves what it measured: the path and the bytes that run() reports must be the plan's, and sampled rows
 // must agree with double precision. KV is cold (copies in turn), the read rate is probed around every sample, samples
-// during which the workers shared one core are dropped and counted. A cell's limit is max(distinct bytes / read rate,
-// products / peak).
+// during which the workers shared one core are dropped and counted (and, once too many were dropped, kept and counted).
+// A cell's limit is max(distinct bytes / read rate, products / peak).
 #pragma once
 
 #include <cstdint>
@@ -26,12 +26,14 @@ struct BenchConfig {
   Layout layout = Layout::hnd;
   int page_size = 16;
   std::vector<Policy> policies = {Policy::flat, Policy::automatic};  ///< arms; ratios are against the first
-  std::optional<Isa> isa;                                            ///< default: the best
+  PlanOptions plan;        ///< of every arm, but for policy, batch_invariant and num_workers
+  std::optional<Isa> isa;  ///< default: the best
   bool batch_invariant = false;
   int steps = 20;  ///< timed steps of each policy in a repetition
   int warmup = 3;
   int reps = 5;              ///< repetitions; median (min, max) are over their medians
-  double cell_seconds = 20;  ///< a cell stops early after this, with at least six steps
+  double cell_seconds = 20;  ///< a cell stops early after this, with at least six steps ...
+  int min_samples = 0;       ///< ... and with at least these, also where steps x reps are fewer
   std::size_t cold_bytes = std::size_t{128} << 20;
   int error_rows = 4;  ///< rows compared with double precision; 0: none
   DeviceModel model = DeviceModel::default_cpu();
@@ -52,7 +54,8 @@ struct ArmResult {
   double limit_us = 0;             ///< median over samples
   double times_limit = 0;          ///< median of sample / its own limit
   Interval speedup;                ///< first arm's time / this arm's, pair by pair
-  bool same_plan_as_first = false;
+  std::size_t same_plan_as = 0;    ///< the first arm whose plan equals this one's byte for byte; its own index if none
+  [[nodiscard]] bool same_plan_as_first() const noexcept { return same_plan_as == 0; }
   double max_rel_error = 0;
   double max_lse_error = 0;
   bool bits_equal_first = false;  ///< output and LSE have the first arm's bits
@@ -69,8 +72,9 @@ struct CellResult {
   bool kv_aliased = false;
   double read_gbs = 0;  ///< median of the probes around the samples
   double peak_gflops = 0;
-  int samples = 0;  ///< kept, per policy
-  int dropped = 0;
+  int samples = 0;         ///< kept, per policy
+  int dropped = 0;         ///< samples at less than full speed that were thrown away
+  int throttled_kept = 0;  ///< such samples among those kept: times and limits are then not those of the machine
   std::vector<ArmResult> arms;
 };
 
@@ -84,7 +88,9 @@ struct OverheadResult {
   double plan_cold_us = 0;
   Interval ratio;          ///< (plan + run) / run, pair by pair
   bool same_plan = false;  ///< the plan with detection is flat's, byte for byte
-  [[nodiscard]] bool passed() const { return same_plan && ratio.low <= 1.01; }
+  [[nodiscard]] Verdict verdict() const {
+    return same_plan ? verdict_of_pairs(static_cast<std::size_t>(pairs), ratio.low <= 1.01) : Verdict::missed;
+  }
 };
 
 class Harness {

@@ -18,6 +18,14 @@ std::string shape_text(const CellResult& cell) {
   return fmt::format("{}/{}/{} {} {}", s.num_qo_heads, s.num_kv_heads, dim, types, name_of(cell.layout));
 }
 
+/// What every gate has. `passed` is false for one that is missed or not judged.
+void append_gate(nlohmann::ordered_json& out, const std::string& workload, std::string_view name, Verdict verdict) {
+  out["workload"] = workload;
+  out["gate"] = name;
+  out["verdict"] = name_of(verdict);
+  out["passed"] = verdict == Verdict::passed;
+}
+
 /// Width on a terminal: code points, not bytes.
 std::size_t width(const std::string& text) {
   return static_cast<std::size_t>(
@@ -73,6 +81,10 @@ std::string human_us(double us) {
   return us < 1e6 ? fmt::format("{:.2f} ms", us / 1e3) : fmt::format("{:.2f} s", us / 1e6);
 }
 
+std::string dropped_text(int dropped, int throttled_kept) {
+  return throttled_kept > 0 ? fmt::format("{} (KEPT {})", dropped, throttled_kept) : fmt::format("{}", dropped);
+}
+
 TextTable cell_table() {
   return TextTable({"<workload", "<shape", "batch", "<policy", "<path", "<isa", "median (min, max)", "speed-up [95 %]",
                     "KV read", "of flat", "of distinct", "plan cold/warm", "limit", "x limit", "read GB/s", "error",
@@ -86,10 +98,10 @@ void add_rows(TextTable& table, const CellResult& cell) {
       return whole > 0 ? static_cast<double>(arm.stats.kv_bytes_read) / static_cast<double>(whole) : 0.0;
     };
     const auto [low, high] = std::ranges::minmax_element(arm.rep_medians_us);
-    const std::string speedup = a == 0                   ? "1"
-                                : arm.same_plan_as_first ? "same plan"
-                                                         : fmt::format("{:.2f} [{:.2f}, {:.2f}]", arm.speedup.middle,
-                                                                       arm.speedup.low, arm.speedup.high);
+    const std::string speedup = a == 0                     ? "1"
+                                : arm.same_plan_as_first() ? "same plan"
+                                                           : fmt::format("{:.2f} [{:.2f}, {:.2f}]", arm.speedup.middle,
+                                                                         arm.speedup.low, arm.speedup.high);
     table.add({a == 0 ? cell.workload : "", a == 0 ? shape_text(cell) : "", a == 0 ? fmt::format("{}", cell.batch) : "",
                std::string(name_of(arm.policy)), std::string(name_of(arm.stats.path)), std::string(name_of(arm.isa)),
                fmt::format("{} ({}, {})", human_us(arm.median_us), human_us(*low), human_us(*high)), speedup,
@@ -99,7 +111,8 @@ void add_rows(TextTable& table, const CellResult& cell) {
                fmt::format("{:.1f}/{:.1f} us", arm.plan_us, arm.plan_warm_us), human_us(arm.limit_us),
                fmt::format("{:.2f}", arm.times_limit),
                a == 0 ? fmt::format("{:.1f}{}", cell.read_gbs, cell.kv_aliased ? "*" : "") : "",
-               fmt::format("{:.1e}", arm.max_rel_error), a == 0 ? fmt::format("{}", cell.dropped) : ""});
+               fmt::format("{:.1e}", arm.max_rel_error),
+               a == 0 ? dropped_text(cell.dropped, cell.throttled_kept) : ""});
   }
 }
 
@@ -145,12 +158,13 @@ void append_json(nlohmann::ordered_json& array, const CellResult& cell) {
     out["speedup"] = arm.speedup.middle;
     out["speedup_low"] = arm.speedup.low;
     out["speedup_high"] = arm.speedup.high;
-    out["same_plan_as_first"] = arm.same_plan_as_first;
+    out["same_plan_as_first"] = arm.same_plan_as_first();
     out["bits_equal_first"] = arm.bits_equal_first;
     out["max_rel_error"] = arm.max_rel_error;
     out["max_lse_error"] = arm.max_lse_error;
     out["samples"] = cell.samples;
     out["dropped"] = cell.dropped;
+    out["throttled_kept"] = cell.throttled_kept;
     out["kv_aliased"] = cell.kv_aliased;
     array.push_back(std::move(out));
   }
@@ -158,8 +172,7 @@ void append_json(nlohmann::ordered_json& array, const CellResult& cell) {
 
 nlohmann::ordered_json to_json(const OverheadResult& overhead) {
   nlohmann::ordered_json out;
-  out["workload"] = overhead.workload;
-  out["gate"] = "no_sharing_overhead";
+  append_gate(out, overhead.workload, "no_sharing_overhead", overhead.verdict());
   out["batch"] = overhead.batch;
   out["pairs"] = overhead.pairs;
   out["flat_us"] = overhead.flat_us;
@@ -169,14 +182,13 @@ nlohmann::ordered_json to_json(const OverheadResult& overhead) {
   out["ratio_low"] = overhead.ratio.low;
   out["ratio_high"] = overhead.ratio.high;
   out["same_plan"] = overhead.same_plan;
-  out["passed"] = overhead.passed();
   return out;
 }
 
 nlohmann::ordered_json to_json(const ReplaySummary& summary) {
   nlohmann::ordered_json out;
-  out["workload"] = summary.name;
-  out["gate"] = "replay_never_slower";
+  append_gate(out, summary.name, "replay_never_slower", summary.verdict());
+  out["policy"] = name_of(summary.policy);
   out["steps"] = summary.steps;
   out["identical_plans"] = summary.identical_plans;
   out["mean_requests"] = summary.mean_requests;
@@ -184,13 +196,25 @@ nlohmann::ordered_json to_json(const ReplaySummary& summary) {
   out["kv_bytes_flat"] = summary.bytes_flat;
   out["kv_bytes_unique"] = summary.bytes_unique;
   out["times_limit"] = summary.times_limit;
+  out["worst_times_limit"] = summary.worst_times_limit;
   out["speedup"] = summary.speedup;
   out["total_speedup"] = summary.total_speedup;
   out["pair_ratio"] = summary.pair_ratio.middle;
   out["pair_ratio_low"] = summary.pair_ratio.low;
   out["pair_ratio_high"] = summary.pair_ratio.high;
+  out["pairs"] = summary.pairs;
   out["dropped"] = summary.dropped;
-  out["passed"] = summary.passed();
+  out["throttled_kept"] = summary.throttled_kept;
+  return out;
+}
+
+nlohmann::ordered_json to_json(const Gate& gate) {
+  nlohmann::ordered_json out;
+  append_gate(out, gate.workload, gate.name, gate.verdict);
+  out["value"] = gate.value.middle;
+  out["low"] = gate.value.low;
+  out["high"] = gate.value.high;
+  out["bound"] = gate.bound;
   return out;
 }
 

@@ -28,6 +28,9 @@ class TextTable {
 /// 1234.5 us -> "1.23 ms".
 [[nodiscard]] std::string human_us(double us);
 
+/// "3", or "40 (KEPT 12)" where samples at less than full speed had to be kept.
+[[nodiscard]] std::string dropped_text(int dropped, int throttled_kept);
+
 /// Columns of the table of cells.
 [[nodiscard]] TextTable cell_table();
 void add_rows(TextTable& table, const CellResult& cell);
@@ -36,6 +39,16 @@ void add_rows(TextTable& table, const CellResult& cell);
 void append_json(nlohmann::ordered_json& array, const CellResult& cell);
 [[nodiscard]] nlohmann::ordered_json to_json(const OverheadResult& overhead);
 [[nodiscard]] nlohmann::ordered_json to_json(const ReplaySummary& summary);
+
+/// A bound that a number is held to.
+struct Gate {
+  std::string workload;
+  std::string name;  ///< "limit_mean", "limit_cell", "speedup", "never_slower_than_flat", "near_the_best_policy"
+  Interval value;    ///< without an interval all three are equal
+  double bound = 0;
+  Verdict verdict = Verdict::not_judged;
+};
+[[nodiscard]] nlohmann::ordered_json to_json(const Gate& gate);
 /// A JSON array with one object a line.
 [[nodiscard]] std::string lines_of(const nlohmann::ordered_json& array);
 /// The same objects as CSV: a heading, then one line each.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <string_view>
 #include <vector>
 
 namespace headwater::bench {
@@ -40,6 +41,22 @@ struct Interval {
   const auto low = static_cast<std::size_t>(std::clamp(std::floor(n / 2 - reach), 0.0, last));
   const auto high = static_cast<std::size_t>(std::clamp(std::ceil(n / 2 + reach), 0.0, last));
   return {values[low], median(values), values[high]};
+}
+
+/// Pairs below which a gate on ratios of times decides nothing.
+inline constexpr int kMinPairs = 30;
+
+/// What a gate came to.
+enum class Verdict { passed, missed, not_judged };
+
+[[nodiscard]] inline std::string_view name_of(Verdict verdict) noexcept {
+  return verdict == Verdict::passed ? "passed" : verdict == Verdict::missed ? "missed" : "not judged";
+}
+
+/// Of a gate that `pairs` interleaved pairs decide.
+[[nodiscard]] inline Verdict verdict_of_pairs(std::size_t pairs, bool passed) noexcept {
+  if (pairs < kMinPairs) return Verdict::not_judged;
+  return passed ? Verdict::passed : Verdict::missed;
 }
 
 }  // namespace headwater::bench

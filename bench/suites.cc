@@ -87,6 +87,7 @@ std::vector<SuiteGroup> all_groups(const BenchConfig& base) {
                       mla, 0, 4.0));
   SuiteGroup cascade = group("cascade", "bf16, B = 8, P = 8192: cascade over flat", {cell(8, 8192, 256)}, bf16, 0, 0);
   cascade.config.policies = {Policy::flat, Policy::automatic};
+  cascade.config.min_samples = kMinPairs;
   cascade.speedup_bound = 1.5;
   out.push_back(std::move(cascade));
 
@@ -95,6 +96,7 @@ std::vector<SuiteGroup> all_groups(const BenchConfig& base) {
     for (Workload& workload : find_workloads(set)) policies.workloads.push_back(std::move(workload));
   }
   policies.config.policies = {Policy::flat, Policy::automatic, Policy::two_level, Policy::vllm, Policy::forest};
+  policies.config.min_samples = kMinPairs;
   policies.never_slower = true;
   out.push_back(std::move(policies));
   return out;

@@ -22,10 +22,13 @@ struct BenchFlags {
   std::vector<std::string> trees;
   std::vector<std::string> traces;
   std::string suite;
+  double max_limit_ratio = 0;
+  double max_cell_ratio = 0;
   ShapeFlags shape;
   bool mla = false;
   std::string layout = "hnd";
   std::vector<std::string> policies;
+  PlanFlags plan;  ///< thresholds only
   int threads = 0;
   std::string isa;
   bool invariant = false;
@@ -59,8 +62,14 @@ class BenchRun {
   void replay(const std::string& name, const std::vector<bench::ReplayStep>& steps, bench::BenchConfig config);
   void run_suite();
   void judge(const bench::SuiteGroup& group, const std::vector<bench::CellResult>& cells);
+  void judge_policies(const bench::CellResult& cell);
+  void judge_limits(const std::string& name, double mean, double worst, int throttled_kept, double mean_bound,
+                    double cell_bound);
+  void judge_limits(const std::string& name, const std::vector<bench::CellResult>& cells, double mean_bound,
+                    double cell_bound);
   void note(const std::string& line);
-  void gate(bool passed, const std::string& line);
+  void gate(bench::Verdict verdict, const std::string& line);
+  void gate(const bench::Gate& gate, const std::string& line);
   void write_results();
   [[nodiscard]] bool machine_output_on_stdout() const { return flags_.csv == "-" || flags_.json == "-"; }
 
@@ -71,6 +80,7 @@ class BenchRun {
   ProgressBar bar_;
   std::string label_;
   double done_ = 0;  ///< cells finished, for the bar
+  double unit_ = 1;  ///< what the cell under way counts
   double total_ = 1;
   std::unique_ptr<bench::Harness> harness_;
   Isa harness_isa_ = Isa::scalar;
@@ -91,6 +101,10 @@ BenchRun::BenchRun(const BenchFlags& flags) : flags_(flags), pool_(flags.threads
     }
   }
   config_.layout = flags_.layout == "nhd" ? bench::Layout::nhd : bench::Layout::hnd;
+  config_.plan = plan_options_from_environment();
+  flags_.plan.apply(config_.plan);
+  // Policies that are named, or a suite's own, beat a switch by variable.
+  if (!flags_.policies.empty() || !flags_.suite.empty()) config_.plan.cascade = CascadeSwitch::automatic;
   config_.batch_invariant = flags_.invariant;
   config_.steps = flags_.steps;
   config_.warmup = flags_.warmup;
@@ -113,7 +127,7 @@ bench::Harness& BenchRun::harness(Isa isa) {
   if (!harness_ || harness_isa_ != isa) {
     harness_ = std::make_unique<bench::Harness>(pool_, isa, [this](double fraction) {
       throw_if_interrupted();
-      bar_.show((done_ + fraction) / total_, label_);
+      bar_.show((done_ + fraction * unit_) / total_, label_);
     });
     harness_isa_ = isa;
     const bench::Peaks& peaks = harness_->probe().peaks();
@@ -130,9 +144,17 @@ void BenchRun::note(const std::string& line) {
   fmt::print(machine_output_on_stdout() ? stderr : stdout, "{}\n", line);
 }
 
-void BenchRun::gate(bool passed, const std::string& line) {
-  failed_ = failed_ || !passed;
-  note(fmt::format("{} {}", passed ? "ok    " : "MISSED", line));
+void BenchRun::gate(bench::Verdict verdict, const std::string& line) {
+  failed_ = failed_ || verdict == bench::Verdict::missed;
+  const char* const word = verdict == bench::Verdict::passed   ? "ok"
+                           : verdict == bench::Verdict::missed ? "MISSED"
+                                                               : "NOT JUDGED";
+  note(fmt::format("{:<10} {}", word, line));
+}
+
+void BenchRun::gate(const bench::Gate& gate, const std::string& line) {
+  json_.push_back(bench::to_json(gate));
+  this->gate(gate.verdict, line);
 }
 
 void BenchRun::measure(const bench::Workload& workload, const bench::BenchConfig& config, Isa isa) {
@@ -150,7 +172,7 @@ void BenchRun::overhead(const bench::Workload& workload, const bench::BenchConfi
   const bench::OverheadResult result = harness(config.isa.value_or(cpu::default_isa())).overhead(workload, config);
   json_.push_back(bench::to_json(result));
   done_ += 1;
-  gate(result.passed(),
+  gate(result.verdict(),
        fmt::format("overhead, nothing shared, {} requests of {}: flat {}, planning {:.1f} us warm ({:.2f} %), {:.1f} "
                    "us cold; (flat + planning) / flat {:.4f} [{:.4f}, {:.4f}] in {} pairs; {}",
                    result.batch, result.workload, bench::human_us(result.flat_us), result.plan_warm_us,
@@ -160,11 +182,18 @@ void BenchRun::overhead(const bench::Workload& workload, const bench::BenchConfi
 }
 
 void BenchRun::replay(const std::string& name, const std::vector<bench::ReplayStep>& steps, bench::BenchConfig config) {
-  if (config.policies.size() != 2) config.policies = {Policy::flat, Policy::automatic};
+  // Flat comes first: it is what the others must not be slower than.
+  const auto flat = std::ranges::find(config.policies, Policy::flat);
+  if (flat != config.policies.begin()) {
+    note(fmt::format("{}: flat is {} as the base", name, flat == config.policies.end() ? "added" : "put first"));
+    if (flat != config.policies.end()) config.policies.erase(flat);
+    config.policies.insert(config.policies.begin(), Policy::flat);
+  }
   config.error_rows = std::min(config.error_rows, 1);
   label_ = name;
   const double start = done_;
-  const bench::ReplaySummary summary = bench::replay(
+  unit_ = 1 / std::max(static_cast<double>(steps.size()), 1.0);
+  const std::vector<bench::ReplaySummary> summaries = bench::replay(
       harness(config.isa.value_or(cpu::default_isa())), name, steps, config,
       [&](const bench::CellResult& cell) { bench::append_json(json_, cell); },
       [&](double fraction) {
@@ -172,51 +201,86 @@ void BenchRun::replay(const std::string& name, const std::vector<bench::ReplaySt
         throw_if_interrupted();
       });
   done_ = start + 1;
-  json_.push_back(bench::to_json(summary));
-  gate(summary.passed(),
-       fmt::format("{}: {} steps, {:.1f} requests on average; {} KV read of {} flat ({:.1f}x less), {} distinct; x "
-                   "limit {:.2f}; speed-up {:.2f} (of total time {:.2f}); time / {} {:.3f} [{:.3f}, {:.3f}]; "
-                   "{} plans are flat's; {} samples dropped",
-                   name, summary.steps, summary.mean_requests, bench::human_bytes(summary.bytes_read),
-                   bench::human_bytes(summary.bytes_flat),
-                   summary.bytes_read > 0 ? summary.bytes_flat / summary.bytes_read : 0,
-                   bench::human_bytes(summary.bytes_unique), summary.times_limit, summary.speedup,
-                   summary.total_speedup, name_of(config.policies.front()), summary.pair_ratio.middle,
-                   summary.pair_ratio.low, summary.pair_ratio.high, summary.identical_plans, summary.dropped));
+  unit_ = 1;
+  for (const bench::ReplaySummary& summary : summaries) {
+    json_.push_back(bench::to_json(summary));
+    gate(summary.verdict(),
+         fmt::format(
+             "{}, {}: {} steps, {:.1f} requests on average; {} KV read of {} flat ({:.1f}x less), {} distinct; "
+             "x limit {:.2f} (worst {:.2f}); speed-up {:.2f} (of total time {:.2f}); time / flat {:.3f} [{:.3f}, "
+             "{:.3f}] in {} pairs; {} plans are flat's; {} samples dropped",
+             name, name_of(summary.policy), summary.steps, summary.mean_requests,
+             bench::human_bytes(summary.bytes_read), bench::human_bytes(summary.bytes_flat),
+             summary.bytes_read > 0 ? summary.bytes_flat / summary.bytes_read : 0,
+             bench::human_bytes(summary.bytes_unique), summary.times_limit, summary.worst_times_limit, summary.speedup,
+             summary.total_speedup, summary.pair_ratio.middle, summary.pair_ratio.low, summary.pair_ratio.high,
+             summary.pairs, summary.identical_plans, bench::dropped_text(summary.dropped, summary.throttled_kept)));
+    judge_limits(fmt::format("{}, {}", name, name_of(summary.policy)), summary.times_limit, summary.worst_times_limit,
+                 summary.throttled_kept, flags_.max_limit_ratio, flags_.max_cell_ratio);
+  }
+}
+
+void BenchRun::judge_limits(const std::string& name, double mean, double worst, int throttled_kept, double mean_bound,
+                            double cell_bound) {
+  const auto judge_one = [&](const char* gate_name, const char* words, double value, double bound) {
+    if (bound <= 0) return;
+    const bench::Verdict verdict = throttled_kept > 0 ? bench::Verdict::not_judged
+                                   : value <= bound   ? bench::Verdict::passed
+                                                      : bench::Verdict::missed;
+    gate(bench::Gate{name, gate_name, {value, value, value}, bound, verdict},
+         fmt::format(
+             "{}: {} {:.2f}x the limit (bound {:g}){}", name, words, value, bound,
+             throttled_kept > 0 ? fmt::format(", with {} samples at less than full speed", throttled_kept) : ""));
+  };
+  judge_one("limit_mean", "geometric mean", mean, mean_bound);
+  judge_one("limit_cell", "worst cell", worst, cell_bound);
+}
+
+void BenchRun::judge_limits(const std::string& name, const std::vector<bench::CellResult>& cells, double mean_bound,
+                            double cell_bound) {
+  std::vector<double> limits;
+  int throttled_kept = 0;
+  for (const bench::CellResult& cell : cells) {
+    limits.push_back(cell.arms.back().times_limit);
+    throttled_kept += cell.throttled_kept;
+  }
+  if (limits.empty()) return;
+  judge_limits(name, bench::geometric_mean(limits), *std::ranges::max_element(limits), throttled_kept, mean_bound,
+               cell_bound);
 }
 
 void BenchRun::judge(const bench::SuiteGroup& group, const std::vector<bench::CellResult>& cells) {
-  std::vector<double> limits;
-  double worst = 0;
-  for (const bench::CellResult& cell : cells) {
-    limits.push_back(cell.arms.back().times_limit);
-    worst = std::max(worst, limits.back());
-  }
-  if (group.mean_bound > 0 || group.cell_bound > 0) {
-    const double mean = bench::geometric_mean(limits);
-    const auto bound = [](double value) { return value > 0 ? fmt::format("{:.1f}", value) : std::string("none"); };
-    gate((group.mean_bound <= 0 || mean <= group.mean_bound) && (group.cell_bound <= 0 || worst <= group.cell_bound),
-         fmt::format("{}: geometric mean {:.2f}x the limit (bound {}), worst cell {:.2f}x (bound {})", group.name, mean,
-                     bound(group.mean_bound), worst, bound(group.cell_bound)));
-  }
+  judge_limits(group.name, cells, flags_.max_limit_ratio > 0 ? flags_.max_limit_ratio : group.mean_bound,
+               flags_.max_cell_ratio > 0 ? flags_.max_cell_ratio : group.cell_bound);
   for (const bench::CellResult& cell : cells) {
     if (group.speedup_bound > 0) {
-      const bench::Interval& s = cell.arms.back().speedup;
-      gate(s.high >= group.speedup_bound,
-           fmt::format("{}: {} over flat {:.2f} [{:.2f}, {:.2f}] (bound {:.1f})", cell.workload,
-                       name_of(cell.arms.back().policy), s.middle, s.low, s.high, group.speedup_bound));
+      const bench::ArmResult& arm = cell.arms.back();
+      const bench::Interval& s = arm.speedup;
+      gate({cell.workload, "speedup", s, group.speedup_bound,
+            bench::verdict_of_pairs(arm.samples_us.size(), s.high >= group.speedup_bound)},
+           fmt::format("{}: {} over flat {:.2f} [{:.2f}, {:.2f}] in {} pairs (bound {:.1f})", cell.workload,
+                       name_of(arm.policy), s.middle, s.low, s.high, arm.samples_us.size(), group.speedup_bound));
     }
-    if (!group.never_slower) continue;
-    const bench::ArmResult& automatic = *std::ranges::find(cell.arms, Policy::automatic, &bench::ArmResult::policy);
-    const auto best = std::ranges::min_element(cell.arms, {}, &bench::ArmResult::median_us);
-    const bench::Interval to_flat = bench::pair_ratio(automatic.samples_us, cell.arms.front().samples_us);
-    const bench::Interval to_best = bench::pair_ratio(automatic.samples_us, best->samples_us);
-    gate((automatic.same_plan_as_first || to_flat.low <= 1.02) && to_best.low <= 1.05,
-         fmt::format("{} {}/{}: auto / flat {:.3f} [{:.3f}, {:.3f}]{}; auto / best ({}) {:.3f} [{:.3f}, {:.3f}]",
-                     cell.workload, cell.shape.num_qo_heads, cell.shape.num_kv_heads, to_flat.middle, to_flat.low,
-                     to_flat.high, automatic.same_plan_as_first ? " (same plan)" : "", name_of(best->policy),
-                     to_best.middle, to_best.low, to_best.high));
+    if (group.never_slower) judge_policies(cell);
   }
+}
+
+/// auto against flat within 2 %, against the best policy within 5 %.
+void BenchRun::judge_policies(const bench::CellResult& cell) {
+  const bench::ArmResult& automatic = *std::ranges::find(cell.arms, Policy::automatic, &bench::ArmResult::policy);
+  const std::size_t pairs = automatic.samples_us.size();
+  const std::string name = fmt::format("{} {}/{}", cell.workload, cell.shape.num_qo_heads, cell.shape.num_kv_heads);
+  const auto judge_one = [&](const char* gate_name, const bench::ArmResult& other, bool same_plan, double bound) {
+    const bench::Interval ratio = bench::pair_ratio(automatic.samples_us, other.samples_us);
+    const bench::Verdict verdict =
+        same_plan ? bench::Verdict::passed : bench::verdict_of_pairs(pairs, ratio.low <= bound);
+    gate({name, gate_name, ratio, bound, verdict},
+         fmt::format("{}: auto / {} {:.3f} [{:.3f}, {:.3f}]{} (bound {:g})", name, name_of(other.policy), ratio.middle,
+                     ratio.low, ratio.high, same_plan ? ", same plan" : fmt::format(" in {} pairs", pairs), bound));
+  };
+  judge_one("never_slower_than_flat", cell.arms.front(), automatic.same_plan_as_first(), 1.02);
+  const bench::ArmResult& best = *std::ranges::min_element(cell.arms, {}, &bench::ArmResult::median_us);
+  judge_one("near_the_best_policy", best, best.same_plan_as == automatic.same_plan_as, 1.05);
 }
 
 void BenchRun::run_suite() {
@@ -276,6 +340,7 @@ int BenchRun::run() {
     for (const bench::CellResult& cell : cells_) bench::add_rows(table, cell);
     note(table.text());
   }
+  judge_limits("all cells", cells_, flags_.max_limit_ratio, flags_.max_cell_ratio);
   if (gate_wanted) {
     for (const bench::Workload& workload : workloads) overhead(workload, config_);
   }
@@ -331,18 +396,28 @@ void add_bench(CLI::App& app, Action& action) {
   command.add_option(
       "--suite", flags->suite,
       "a fixed list of cells with bounds: cells (hnd, nhd, fp32), isa (avx2, fp16, mla), cascade, policies");
+  command
+      .add_option("--max-limit-ratio", flags->max_limit_ratio,
+                  "gate: geometric mean of `x limit` of the last policy, over the cells or the steps of a replay")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--max-cell-ratio", flags->max_cell_ratio, "gate: `x limit` of every cell or step")
+      ->check(CLI::PositiveNumber);
   flags->shape.add_to(command);
   command.add_flag("--mla", flags->mla, "V is a view of K (default then: heads 16/1, 576:512)");
   command.add_option("--layout", flags->layout, "memory order of a page")
       ->check(CLI::IsMember({"nhd", "hnd"}))
       ->capture_default_str();
-  command.add_option("--policy", flags->policies, "policies to compare, the first is the base; default flat,auto")
+  command
+      .add_option("--policy", flags->policies,
+                  "policies to compare, the first is the base (replays: always flat); default flat,auto")
       ->delimiter(',')
+      ->check(check_policy)
       ->allow_extra_args(false);
+  flags->plan.add_thresholds_to(command);
   command.add_option("--threads", flags->threads, "workers; 0: all processors that this process may use")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  command.add_option("--isa", flags->isa, "force scalar, avx2, avx512 or avx512_bf16");
+  command.add_option("--isa", flags->isa, "force scalar, avx2, avx512 or avx512_bf16")->check(check_isa);
   command.add_flag("--invariant", flags->invariant, "batch-invariant mode");
   command.add_option("--steps", flags->steps, "timed steps in a repetition")
       ->check(CLI::PositiveNumber)
@@ -387,12 +462,17 @@ void add_bench(CLI::App& app, Action& action) {
       "  headwater bench --workload fasttree --policy flat,auto,forest --json results.json --plot results.svg\n"
       "  headwater bench --trees trees.jsonl --trace trace.jsonl --rates 1,16\n"
       "  headwater bench --suite cells\n\n"
+      "Environment: HEADWATER_CASCADE_ATTENTION (where neither --policy nor --suite is given), "
+      "HEADWATER_CASCADE_MIN_SHARED_PAGES (--min-shared-pages), HEADWATER_CASCADE_MIN_MEMBERS (--min-members); flags "
+      "win.\n"
       "Exit codes: 0 done, 1 a proof or a gate failed, 2 wrong usage, 3 unusable input, 4 not supported here, 130 "
       "interrupted.");
   command.callback([flags, &action] {
     const bool sweep = !flags->shared.empty() || !flags->batches.empty();
     if (sweep && (flags->shared.empty() || flags->batches.empty()))
       throw CLI::ValidationError("--shared and --batches", "give both");
+    if ((!flags->trees.empty() || !flags->traces.empty()) && flags->policies == std::vector<std::string>{"flat"})
+      throw CLI::ValidationError("--policy", "a replay compares with flat; name another policy");
     if (!sweep && flags->workloads.empty() && flags->trees.empty() && flags->traces.empty() && flags->suite.empty()) {
       flags->workloads = {"1,8|2048,256", "1,8|8192,256", "8|2048"};
     }

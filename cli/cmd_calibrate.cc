@@ -56,7 +56,7 @@ void add_calibrate(CLI::App& app, Action& action) {
       *app.add_subcommand("calibrate", "Measure the constants of the cost model on this machine and keep them");
   command.add_option("-o,--output", flags->output,
                      "file to write; default: device_model.json in $HEADWATER_CACHE or ~/.cache/headwater");
-  command.add_option("--isa", flags->isa, "force scalar, avx2, avx512 or avx512_bf16");
+  command.add_option("--isa", flags->isa, "force scalar, avx2, avx512 or avx512_bf16")->check(check_isa);
   command.add_option("--threads", flags->threads, "workers; 0: all processors that this process may use")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

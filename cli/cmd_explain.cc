@@ -23,9 +23,7 @@ struct ExplainFlags {
   double time = 0;
   double rate = 1;
   ShapeFlags shape;
-  std::string policy;
-  int min_shared_pages = 0;
-  int min_members = 0;
+  PlanFlags plan;
   int threads = 0;
   bool invariant = false;
   std::string device_model;
@@ -71,13 +69,15 @@ int explain(const ExplainFlags& flags) {
   std::string source;
   const DeviceModel model = load_device_model(flags.device_model, source);
   AttentionShape shape;
-  PlanOptions options;
+  PlanOptions options = plan_options_from_environment();
   PageTableFile table;
   bench::PagedForest paged;
   Batch batch;
   std::string name = flags.file;
   if (!flags.file.empty()) {
-    table = parse_page_table(read_file(flags.file), flags.file);
+    const std::string text = read_file(flags.file);
+    throw_if_interrupted();  // which also ends the reading of standard input
+    table = parse_page_table(text, flags.file, options);
     shape = table.shape;
     options = table.options;
     flags.shape.apply(shape, table.page_size);
@@ -90,13 +90,16 @@ int explain(const ExplainFlags& flags) {
     paged = bench::make_paged(forest, page_size, 1);
     batch = paged.batch();
   }
-  if (!flags.policy.empty()) options.policy = parse_policy(flags.policy, "--policy");
-  if (flags.min_shared_pages > 0) options.min_shared_pages = flags.min_shared_pages;
-  if (flags.min_members > 0) options.min_members = flags.min_members;
+  flags.plan.apply(options);
   if (flags.threads > 0) options.num_workers = flags.threads;
   options.batch_invariant = options.batch_invariant || flags.invariant;
   Planner planner(model);
-  const Plan plan = planner.plan(shape, batch, options);
+  Plan plan;
+  try {
+    plan = planner.plan(shape, batch, options);
+  } catch (const Error& e) {  // the planner does not know where its batch comes from
+    throw Error(e.code(), name + ": " + e.what());
+  }
   if (flags.json) {
     fmt::print("{}\n", plan.to_json());
     return kOk;
@@ -134,11 +137,7 @@ void add_explain(CLI::App& app, Action& action) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   flags->shape.add_to(command);
-  command.add_option("--policy", flags->policy, "auto, flat, two_level, vllm or forest");
-  command.add_option("--min-shared-pages", flags->min_shared_pages, "do not split off spans of fewer pages")
-      ->check(CLI::PositiveNumber);
-  command.add_option("--min-members", flags->min_members, "do not split off spans of fewer requests")
-      ->check(CLI::PositiveNumber);
+  flags->plan.add_to(command);
   command.add_option("--threads", flags->threads, "workers to plan for")->check(CLI::PositiveNumber);
   command.add_flag("--invariant", flags->invariant, "batch-invariant mode");
   command.add_option("--device-model", flags->device_model, "constants of the cost model: a file, or `default`");
@@ -149,6 +148,8 @@ void add_explain(CLI::App& app, Action& action) {
       "  headwater explain batch.json --policy forest\n"
       "  headwater explain --trees trees.jsonl --tree 3 --step 400 --json\n"
       "  headwater explain --trace trace.jsonl --time 120 --rate 16\n\n"
+      "Environment: HEADWATER_CASCADE_ATTENTION (--cascade), HEADWATER_CASCADE_MIN_SHARED_PAGES (--min-shared-pages), "
+      "HEADWATER_CASCADE_MIN_MEMBERS (--min-members); a page table's own options and flags win.\n"
       "Exit codes: 0 done, 2 wrong usage, 3 unusable input, 4 not supported.");
   command.callback([flags, &action] {
     if (flags->file.empty() && flags->workload.empty() && flags->trees.empty() && flags->trace.empty()) {

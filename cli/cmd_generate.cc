@@ -24,6 +24,7 @@ std::vector<std::string> collect_prompts(const GenerateFlags& flags) {
   }
   if (prompts.empty()) {
     std::string text = read_file("-");
+    throw_if_interrupted();  // which also ends the reading
     while (text.ends_with('\n')) text.pop_back();
     if (text.empty()) throw Error(ErrorCode::io, "standard input: expected a prompt, got nothing");
     prompts.push_back(std::move(text));
@@ -132,6 +133,17 @@ void print_completions(const GenerateFlags& flags, const std::vector<std::string
   if (flags.json) fmt::print("{}", bench::lines_of(all));
 }
 
+/// A request but for its prompt.
+engine::Request settings_of(const GenerateFlags& flags) {
+  engine::Request request;
+  request.sampling = flags.sampling;
+  request.num_samples = flags.parallel;
+  request.max_tokens = flags.max_tokens;
+  request.stop = flags.stop;
+  request.ignore_eos = flags.ignore_eos;
+  return request;
+}
+
 int generate(const GenerateFlags& flags) {
   if (flags.demo) return run_demo(flags);
   ProgressBar bar(!flags.quiet);
@@ -142,13 +154,8 @@ int generate(const GenerateFlags& flags) {
   engine::Engine engine(session.model, options);
   std::vector<engine::Request> requests;
   for (const std::string& prompt : prompts) {
-    engine::Request request;
+    engine::Request request = settings_of(flags);
     request.prompt = session.tokens_of(shared, prompt);
-    request.sampling = flags.sampling;
-    request.num_samples = flags.parallel;
-    request.max_tokens = flags.max_tokens;
-    request.stop = flags.stop;
-    request.ignore_eos = flags.ignore_eos;
     requests.push_back(std::move(request));
   }
   Watcher watcher(flags, requests.size() * static_cast<std::size_t>(flags.parallel), bar);
@@ -202,11 +209,7 @@ void add_generate(CLI::App& app, Action& action) {
   command.add_option("--stop", flags->stop, "an answer ends before this text; may be repeated")
       ->allow_extra_args(false);
   command.add_flag("--ignore-eos", flags->ignore_eos, "go on after the model says that it is done");
-  command.add_option("--policy", flags->policy, "auto, flat, two_level, vllm or forest");
-  command
-      .add_option("--cascade", flags->cascade,
-                  "on: split every shared span; off: do not look for any; auto: as the policy says")
-      ->check(CLI::IsMember({"auto", "on", "off"}));
+  flags->plan.add_to(command);
   command.add_flag("--batch-invariant", flags->batch_invariant,
                    "answers do not depend, bit for bit, on what else is in the batch");
   command.add_flag("--no-prefix-cache", flags->no_prefix_cache, "compute every prompt in full");
@@ -216,14 +219,17 @@ void add_generate(CLI::App& app, Action& action) {
   command.add_option("--page-size", flags->page_size, "tokens in a KV page")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command.add_option("--kv-dtype", flags->kv_dtype, "type of the KV cache: bf16, f16 or f32")->capture_default_str();
+  command.add_option("--kv-dtype", flags->kv_dtype, "type of the KV cache: bf16, f16 or f32")
+      ->check(CLI::IsMember({"bf16", "f16", "f32", "fp16", "fp32"}))
+      ->capture_default_str();
   command.add_option("--kv-mib", flags->kv_mib, "size of the KV cache, MiB")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   command.add_option("--max-step-tokens", flags->max_step_tokens, "tokens computed in one step at most")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command.add_option("--isa", flags->isa, "force attention's instruction set: scalar, avx2, avx512, avx512_bf16");
+  command.add_option("--isa", flags->isa, "force attention's instruction set: scalar, avx2, avx512, avx512_bf16")
+      ->check(check_isa);
   command.add_option("--device-model", flags->device_model, "constants of the cost model: a file, or `default`");
   command.add_flag("--explain", flags->explain, "print the plan of the first decode step");
   command.add_flag("--json", flags->json, "print answers as JSON");
@@ -238,13 +244,18 @@ void add_generate(CLI::App& app, Action& action) {
       "  headwater generate --parallel 8 --temperature 0.8 --seed 1 'Write a haiku about rain.'\n"
       "  echo 'What is a delta?' | headwater generate --cascade off\n"
       "  headwater generate --demo --shared-file LICENSE --questions tools/demo/questions.txt\n\n"
-      "Environment: HEADWATER_CASCADE_ATTENTION, HEADWATER_CASCADE_MIN_SHARED_PAGES, HEADWATER_CASCADE_MIN_MEMBERS; "
-      "flags win.\n"
+      "Environment: HEADWATER_CASCADE_ATTENTION (--cascade), HEADWATER_CASCADE_MIN_SHARED_PAGES (--min-shared-pages), "
+      "HEADWATER_CASCADE_MIN_MEMBERS (--min-members); flags win.\n"
       "Exit codes: 0 done, 1 a prompt or proof failed, 2 wrong usage, 3 unusable model or input, 4 not supported here, "
       "130 interrupted.");
   command.callback([flags, &action] {
     if (flags->demo && (flags->shared_file.empty() || flags->questions_file.empty()))
       throw CLI::RequiredError("--demo: --shared-file and --questions");
+    try {
+      engine::check_settings(settings_of(*flags));
+    } catch (const Error& e) {  // before a model is loaded: wrong usage
+      throw CLI::ValidationError("generate", e.what());
+    }
     action = [flags] { return generate(*flags); };
   });
 }

@@ -25,16 +25,56 @@ extern "C" void on_interrupt(int /*signal*/) {
   if (stop_requested.exchange(true)) _exit(kInterrupted);
 }
 
-int parse_int(std::string_view text, std::string_view flag, std::string_view whole) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 1) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("{}: expected positive numbers, got \"{}\"", flag, whole));
+/// "32/8" or "576:512" -> two positive numbers; one number stands for both where `second` is optional.
+bool parse_pair(std::string_view text, char separator, bool second_optional, int& first, int& second) {
+  const auto number = [](std::string_view digits, int& value) {
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    return error == std::errc() && end == digits.data() + digits.size() && value >= 1;
+  };
+  const std::size_t at = text.find(separator);
+  if (!number(text.substr(0, at), first)) return false;
+  second = first;
+  return at == std::string_view::npos ? second_optional : number(text.substr(at + 1), second);
+}
+
+std::string check_heads(const std::string& text) {
+  int ignored = 0;
+  return parse_pair(text, '/', false, ignored, ignored)
+             ? ""
+             : fmt::format("expected query heads/KV heads such as 32/8, got \"{}\"", text);
+}
+
+std::string check_head_dim(const std::string& text) {
+  int ignored = 0;
+  return parse_pair(text, ':', true, ignored, ignored)
+             ? ""
+             : fmt::format("expected a head size such as 128, or QK:VO such as 192:128, got \"{}\"", text);
+}
+
+/// The message of `parse` without the name, which CLI11 puts before it.
+template <typename Parse>
+std::string refusal(const Parse& parse, const std::string& text) {
+  try {
+    (void)parse(text, "");
+  } catch (const Error& e) {
+    return std::string(e.what()).substr(2);
   }
-  return value;
+  return "";
 }
 
 }  // namespace
+
+std::string check_policy(const std::string& text) {
+  return refusal(parse_policy, text);
+}
+
+std::string check_dtype(const std::string& text) {
+  return refusal(parse_dtype, text);
+}
+
+std::string check_isa(const std::string& text) {
+  return refusal(parse_isa, text);
+}
 
 void catch_interrupts() {
   struct sigaction action {};
@@ -52,41 +92,61 @@ void throw_if_interrupted() {
 }
 
 void ShapeFlags::add_to(CLI::App& command) {
-  command.add_option("--heads", heads, "query heads / KV heads, 32/8 for instance");
+  command.add_option("--heads", heads, "query heads / KV heads, 32/8 for instance")->check(check_heads);
   command.add_option("--q-heads", q_heads, "query heads")->check(CLI::PositiveNumber);
   command.add_option("--kv-heads", kv_heads, "KV heads")->check(CLI::PositiveNumber);
-  command.add_option("--head-dim", head_dim, "head size, 128; or QK:VO, 192:128");
+  command.add_option("--head-dim", head_dim, "head size, 128; or QK:VO, 192:128")->check(check_head_dim);
   command.add_option("--page-size", page_size, "tokens in a page")->check(CLI::PositiveNumber);
-  command.add_option("--dtype", dtype, "type of the query and the output, and of KV unless --kv-dtype: f32, f16, bf16");
-  command.add_option("--kv-dtype", kv_dtype, "type of the KV cache: f32, f16, bf16, f8e4m3");
+  command.add_option("--dtype", dtype, "type of the query and the output, and of KV unless --kv-dtype: f32, f16, bf16")
+      ->check([](const std::string& text) {
+        const std::string wrong = check_dtype(text);
+        if (!wrong.empty() || parse_dtype(text, "") != DType::f8e4m3) return wrong;
+        return std::string("expected f32, f16 or bf16, got f8e4m3 (that is a type of KV: --kv-dtype)");
+      });
+  command.add_option("--kv-dtype", kv_dtype, "type of the KV cache: f32, f16, bf16, f8e4m3")->check(check_dtype);
 }
 
 void ShapeFlags::apply(AttentionShape& shape, int& page_size_out) const {
-  if (!heads.empty()) {
-    const std::size_t slash = heads.find('/');
-    if (slash == std::string::npos)
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("--heads: expected query heads/KV heads such as 32/8, got \"{}\"", heads));
-    shape.num_qo_heads = parse_int(std::string_view(heads).substr(0, slash), "--heads", heads);
-    shape.num_kv_heads = parse_int(std::string_view(heads).substr(slash + 1), "--heads", heads);
-  }
+  if (!heads.empty()) (void)parse_pair(heads, '/', false, shape.num_qo_heads, shape.num_kv_heads);
   if (q_heads > 0) shape.num_qo_heads = q_heads;
   if (kv_heads > 0) shape.num_kv_heads = kv_heads;
-  if (!head_dim.empty()) {
-    const std::size_t colon = head_dim.find(':');
-    shape.head_dim_qk = parse_int(std::string_view(head_dim).substr(0, colon), "--head-dim", head_dim);
-    shape.head_dim_vo = colon == std::string::npos
-                            ? shape.head_dim_qk
-                            : parse_int(std::string_view(head_dim).substr(colon + 1), "--head-dim", head_dim);
-  }
+  if (!head_dim.empty()) (void)parse_pair(head_dim, ':', true, shape.head_dim_qk, shape.head_dim_vo);
   if (page_size > 0) page_size_out = page_size;
   if (!dtype.empty()) {
     shape.q_dtype = shape.kv_dtype = shape.out_dtype = parse_dtype(dtype, "--dtype");
-    if (shape.q_dtype == DType::f8e4m3)
-      throw Error(ErrorCode::invalid_argument,
-                  "--dtype: expected f32, f16 or bf16, got f8e4m3 (that is a type of KV: --kv-dtype)");
   }
   if (!kv_dtype.empty()) shape.kv_dtype = parse_dtype(kv_dtype, "--kv-dtype");
+}
+
+void PlanFlags::add_to(CLI::App& command) {
+  command.add_option("--policy", policy, "auto, flat, two_level, vllm or forest")->check(check_policy);
+  command
+      .add_option("--cascade", cascade,
+                  "on: split every shared span; off: do not look for any; auto: as the policy says")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
+  add_thresholds_to(command);
+}
+
+void PlanFlags::add_thresholds_to(CLI::App& command) {
+  command.add_option("--min-shared-pages", min_shared_pages, "do not split off spans of fewer pages")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--min-members", min_members, "do not split off spans of fewer requests")
+      ->check(CLI::PositiveNumber);
+}
+
+void PlanFlags::apply(PlanOptions& options) const {
+  if (!policy.empty()) {
+    options.policy = parse_policy(policy, "--policy");
+    options.cascade = CascadeSwitch::automatic;
+  }
+  if (!cascade.empty()) options.cascade = parse_cascade(cascade, "--cascade");
+  if (min_shared_pages > 0) options.min_shared_pages = min_shared_pages;
+  if (min_members > 0) options.min_members = min_members;
+}
+
+PlanOptions plan_options_from_environment() {
+  return PlanOptions::from_env([](const char* name) { return static_cast<const char*>(std::getenv(name)); },
+                               PlanOptions{});
 }
 
 std::string cache_folder() {

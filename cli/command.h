@@ -40,6 +40,11 @@ void catch_interrupts();
 [[nodiscard]] bool interrupted() noexcept;
 void throw_if_interrupted();
 
+/// Checks of a flag's value, for CLI11: empty, or what is wrong. A value that a flag does not take is wrong usage.
+[[nodiscard]] std::string check_policy(const std::string& text);
+[[nodiscard]] std::string check_dtype(const std::string& text);
+[[nodiscard]] std::string check_isa(const std::string& text);
+
 /// --heads, --q-heads, --kv-heads, --head-dim, --page-size, --dtype, --kv-dtype: raw texts and numbers as given.
 struct ShapeFlags {
   std::string heads;  ///< "32/8"
@@ -51,9 +56,25 @@ struct ShapeFlags {
   std::string kv_dtype;
 
   void add_to(CLI::App& command);
-  /// Overrides of `shape` and `page_size`. Error(invalid_argument) names the flag.
+  /// Overrides of `shape` and `page_size`.
   void apply(AttentionShape& shape, int& page_size_out) const;
 };
+
+/// --policy, --cascade, --min-shared-pages, --min-members. A flag beats the variable of the same meaning, a variable
+/// beats the default; a policy by flag also beats a switch by variable.
+struct PlanFlags {
+  std::string policy;
+  std::string cascade;
+  int min_shared_pages = 0;
+  int min_members = 0;
+
+  void add_to(CLI::App& command);
+  /// Only the thresholds: for `bench`, which has several policies.
+  void add_thresholds_to(CLI::App& command);
+  void apply(PlanOptions& options) const;
+};
+/// The default options with the environment's variables applied.
+[[nodiscard]] PlanOptions plan_options_from_environment();
 
 /// The device model: the file given by --device-model ("default": the shipped one), else the calibration cache, else
 /// the shipped defaults. `source` says which.

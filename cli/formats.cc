@@ -289,7 +289,7 @@ Batch PageTableFile::batch() const {
   return out;
 }
 
-PageTableFile parse_page_table(std::string_view text, std::string_view name) {
+PageTableFile parse_page_table(std::string_view text, std::string_view name, const PlanOptions& base) {
   const Place place{name, text, 1};
   const json value = parse_json(place);
   ObjectReader reader(value, place);
@@ -328,8 +328,13 @@ PageTableFile parse_page_table(std::string_view text, std::string_view name) {
   shape.out_dtype = dtype("out_dtype", shape.q_dtype);
 
   PlanOptions& options = table.options;
+  options = base;
   try {
-    options.policy = parse_policy(reader.string_or("policy", "auto"), "policy");
+    if (reader.has("policy")) {
+      options.policy = parse_policy(reader.string_or("policy", ""), "policy");
+      options.cascade = CascadeSwitch::automatic;
+    }
+    if (reader.has("cascade")) options.cascade = parse_cascade(reader.string_or("cascade", ""), "cascade");
   } catch (const Error& e) {
     place.fail("", e.what());
   }
@@ -338,8 +343,10 @@ PageTableFile parse_page_table(std::string_view text, std::string_view name) {
   options.local_chunk = reader.integer_or("local_chunk", 0, INT32_MAX, options.local_chunk);
   options.num_sink_tokens = reader.integer_or("num_sink_tokens", 0, INT32_MAX, options.num_sink_tokens);
   options.logits_soft_cap = static_cast<float>(reader.number_or("logits_soft_cap", 0, 1e30, options.logits_soft_cap));
-  options.min_shared_pages = int32("min_shared_pages", 0, 0);
-  options.min_members = int32("min_members", 0, 0);
+  options.alibi = reader.boolean_or("alibi", options.alibi);
+  options.sinks = reader.boolean_or("sinks", options.sinks);
+  options.min_shared_pages = int32("min_shared_pages", 0, options.min_shared_pages);
+  options.min_members = int32("min_members", 0, options.min_members);
   options.batch_invariant = reader.boolean_or("batch_invariant", options.batch_invariant);
   options.invariant_chunk = int32("invariant_chunk", 1, options.invariant_chunk);
   reader.finish();
@@ -443,6 +450,13 @@ DType parse_dtype(std::string_view text, std::string_view what) {
 Policy parse_policy(std::string_view text, std::string_view what) {
   return parse_name(std::array{Policy::automatic, Policy::flat, Policy::two_level, Policy::vllm, Policy::forest}, text,
                     what);
+}
+
+CascadeSwitch parse_cascade(std::string_view text, std::string_view what) {
+  if (text == "auto") return CascadeSwitch::automatic;
+  if (text == "on") return CascadeSwitch::on;
+  if (text == "off") return CascadeSwitch::off;
+  throw Error(ErrorCode::invalid_argument, fmt::format("{}: expected one of auto, on, off, got \"{}\"", what, text));
 }
 
 Isa parse_isa(std::string_view text, std::string_view what) {

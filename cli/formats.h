@@ -82,8 +82,8 @@ struct Trace {
 /// A batch as a JSON object. Required: page_size, qo_indptr, kv_indptr, kv_indices, kv_last_page_len. Optional:
 /// num_pages (default: largest id + 1), null_page, kv_start_page, first_page_offset; shape: num_qo_heads, num_kv_heads,
 /// head_dim (or head_dim_qk and head_dim_vo), q_dtype, kv_dtype, out_dtype; options: policy, causal, window_left,
-/// local_chunk, num_sink_tokens, logits_soft_cap, min_shared_pages, min_members, batch_invariant, invariant_chunk.
-/// Consistency of the tables is the planner's to check.
+/// local_chunk, num_sink_tokens, logits_soft_cap, alibi, sinks, cascade, min_shared_pages, min_members,
+/// batch_invariant, invariant_chunk. Consistency of the tables is the planner's to check.
 struct PageTableFile {
   std::vector<std::int32_t> qo_indptr, kv_indptr, kv_indices, kv_last_page_len, kv_start_page, first_page_offset;
   int page_size = 16;
@@ -95,7 +95,9 @@ struct PageTableFile {
   [[nodiscard]] Batch batch() const;  ///< views into this object
 };
 
-[[nodiscard]] PageTableFile parse_page_table(std::string_view text, std::string_view name);
+/// Options that the file does not give are those of `base`; a `policy` without `cascade` resets the switch.
+[[nodiscard]] PageTableFile parse_page_table(std::string_view text, std::string_view name,
+                                             const PlanOptions& base = {});
 
 // --- Device models
 // -------------------------------------------------------------------------------------------------------
@@ -110,6 +112,7 @@ struct PageTableFile {
 /// Each throws Error(invalid_argument) "`what`: expected one of ..., got ...".
 [[nodiscard]] DType parse_dtype(std::string_view text, std::string_view what);
 [[nodiscard]] Policy parse_policy(std::string_view text, std::string_view what);
+[[nodiscard]] CascadeSwitch parse_cascade(std::string_view text, std::string_view what);
 [[nodiscard]] Isa parse_isa(std::string_view text, std::string_view what);
 
 }  // namespace headwater::cli

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <filesystem>
 
 #include "cli/formats.h"
@@ -61,16 +60,8 @@ Session open_session(const GenerateFlags& flags, ProgressBar& bar) {
 
 engine::EngineOptions engine_options(const GenerateFlags& flags) {
   engine::EngineOptions options;
-  options.plan =
-      PlanOptions::from_env([](const char* name) { return static_cast<const char*>(std::getenv(name)); }, options.plan);
-  if (!flags.policy.empty()) {
-    options.plan.policy = parse_policy(flags.policy, "--policy");
-    if (flags.cascade.empty())
-      options.plan.cascade = CascadeSwitch::automatic;  // a policy by flag beats a switch by variable
-  }
-  if (flags.cascade == "on") options.plan.cascade = CascadeSwitch::on;
-  if (flags.cascade == "off") options.plan.cascade = CascadeSwitch::off;
-  if (flags.cascade == "auto") options.plan.cascade = CascadeSwitch::automatic;
+  options.plan = plan_options_from_environment();
+  flags.plan.apply(options.plan);
   options.plan.batch_invariant = flags.batch_invariant;
   options.page_size = flags.page_size;
   options.kv_dtype = parse_dtype(flags.kv_dtype, "--kv-dtype");

@@ -26,8 +26,7 @@ struct GenerateFlags {
   engine::SamplingParams sampling;
   std::vector<std::string> stop;
   bool ignore_eos = false;
-  std::string policy;
-  std::string cascade;
+  PlanFlags plan;
   bool batch_invariant = false;
   bool no_prefix_cache = false;
   int threads = 0;

@@ -1,70 +1,17 @@
 // The command from outside: exit codes, help, where output goes, valid JSON and CSV, paths that are asserted.
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <chrono>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
-#include <thread>
 
-#include "support/tiny_gguf.h"
+#include "command_fixture.h"
 
+namespace headwater::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Result {
-  int code = -1;
-  std::string out;
-  std::string err;
-};
-
-std::string slurp(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-/// A folder of its own for every test.
-class Command : public ::testing::Test {
- protected:
-  Command() {
-    std::string name = (fs::temp_directory_path() / "headwater-cli-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-  }
-  ~Command() override { fs::remove_all(folder_); }
-
-  [[nodiscard]] std::string path(const std::string& name) const { return (folder_ / name).string(); }
-  [[nodiscard]] std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(path(name), std::ios::binary) << text;
-    return path(name);
-  }
-
-  /// Runs the command with `arguments` (a shell's words); an empty cache folder, so that no earlier calibration
-  /// matters.
-  Result run(const std::string& arguments, const std::string& input = "") const {
-    const std::string line = "HEADWATER_CACHE='" + path("cache") + "' '" HEADWATER_CLI "' " + arguments + " <'" +
-                             write("stdin", input) + "' >'" + path("stdout") + "' 2>'" + path("stderr") + "'";
-    const int status = std::system(line.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), slurp(path("stdout")),
-            slurp(path("stderr"))};
-  }
-
-  [[nodiscard]] std::string tiny_model() const {
-    headwater::test::TinyModel model;
-    const auto bytes = headwater::test::tiny_gguf(model);
-    return write("tiny.gguf", std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-  }
-
-  fs::path folder_;
-};
 
 constexpr const char* kTiny = " --heads 4/2 --head-dim 64 --threads 1 --steps 2 --reps 1 --warmup 1 --quiet ";
 
@@ -98,6 +45,23 @@ TEST_F(Command, WrongUsageIsTwoAndGoesToStandardError) {
   }
 }
 
+TEST_F(Command, WrongValuesAreNamed) {
+  const auto err = [&](const std::string& flags) {
+    const Result r = run("bench --workload '1|16' " + flags);
+    EXPECT_EQ(r.code, 2) << flags << "\n" << r.err;
+    return r.err.substr(0, r.err.find('\n'));
+  };
+  EXPECT_EQ(err("--heads 32"), "--heads: expected query heads/KV heads such as 32/8, got \"32\"");
+  EXPECT_EQ(err("--heads 0/8"), "--heads: expected query heads/KV heads such as 32/8, got \"0/8\"");
+  EXPECT_EQ(err("--head-dim 64:x"),
+            "--head-dim: expected a head size such as 128, or QK:VO such as 192:128, got \"64:x\"");
+  EXPECT_EQ(err("--policy flat,best"), "--policy: expected one of auto, flat, two_level, vllm, forest, got \"best\"");
+  EXPECT_EQ(err("--dtype f8"), "--dtype: expected f32, f16 or bf16, got f8e4m3 (that is a type of KV: --kv-dtype)");
+  EXPECT_EQ(err("--kv-dtype int8"), "--kv-dtype: expected one of f32, f16, bf16, f8e4m3, got \"int8\"");
+  EXPECT_EQ(err("--isa sse"), "--isa: expected one of scalar, avx2, avx512, avx512_bf16, got \"sse\"");
+  EXPECT_EQ(err("--trees x --policy flat"), "--policy: a replay compares with flat; name another policy");
+}
+
 TEST_F(Command, UnusableInputIsThree) {
   const auto err = [&](const std::string& arguments) {
     const Result r = run(arguments);
@@ -112,17 +76,14 @@ TEST_F(Command, UnusableInputIsThree) {
   EXPECT_EQ(err("bench --workload nosuch"),
             "headwater: error: workload: expected a notation such as 1,64|8192,256 or one of fasttree, pat, chat, "
             "beam, losing, codec, flashinfer, unshared, random:SEED:COUNT, got \"nosuch\"\n");
-  EXPECT_EQ(err("bench --heads 32 --workload '1|16'"),
-            "headwater: error: --heads: expected query heads/KV heads such as 32/8, got \"32\"\n");
-  EXPECT_EQ(err("bench --policy best --workload '1|16'"),
-            "headwater: error: --policy: expected one of auto, flat, two_level, vllm, forest, got \"best\"\n");
   EXPECT_EQ(err("bench --suite none"),
             "headwater: error: suite: expected one of cells, hnd, nhd, fp32, isa, avx2, fp16, mla, cascade, policies, "
             "got \"none\"\n");
   const std::string bad = write(
       "bad.json",
       R"({"page_size": 4, "qo_indptr": [0, 1], "kv_indptr": [0, 2], "kv_indices": [1, 2], "kv_last_page_len": [5]})");
-  EXPECT_NE(err("explain " + bad).find("kv_last_page_len[0] = 5"), std::string::npos);
+  EXPECT_NE(err("explain " + bad).find("headwater: error: " + bad + ": kv_last_page_len[0] = 5"), std::string::npos);
+  EXPECT_NE(err("explain --workload '1|16' --head-dim 40").find("workload 1|16: "), std::string::npos);
   EXPECT_NE(err("generate --model " + bad + " hello").find(bad), std::string::npos);
   EXPECT_NE(err("generate hello").find("--model: not given"), std::string::npos);
 }
@@ -160,6 +121,42 @@ TEST_F(Command, ExplainReadsEverySource) {
   EXPECT_EQ(run("explain -", slurp(table)).code, 0);
 }
 
+/// The names in the first columns of the tables of a Markdown file, one set for each table.
+std::vector<std::set<std::string>> documented_fields(const std::string& text) {
+  std::vector<std::set<std::string>> tables;
+  std::istringstream lines(text);
+  bool inside = false;
+  for (std::string line; std::getline(lines, line); inside = line.starts_with("|")) {
+    if (!line.starts_with("|")) continue;
+    if (!inside) tables.emplace_back();
+    const std::string cell = line.substr(1, line.find('|', 1) - 1);
+    for (std::size_t at = 0; (at = cell.find('`', at)) != std::string::npos;) {
+      const std::size_t end = cell.find('`', at + 1);
+      tables.back().insert(cell.substr(at + 1, end - at - 1));
+      at = end + 1;
+    }
+  }
+  return tables;
+}
+
+std::set<std::string> keys_of(const nlohmann::json& value) {
+  std::set<std::string> keys;
+  for (const auto& object : value.is_array() ? value : nlohmann::json::array({value})) {
+    for (const auto& [key, ignored] : object.items()) keys.insert(key);
+  }
+  return keys;
+}
+
+TEST_F(Command, ExplainWritesTheDocumentedFields) {
+  const auto tables = documented_fields(slurp(std::string(HEADWATER_TEST_DATA) + "/../../docs/plan_json.md"));
+  ASSERT_EQ(tables.size(), 3U);
+  const auto plan = nlohmann::json::parse(run("explain --json --workload '1,8|2048,64' --policy forest").out);
+  EXPECT_EQ(keys_of(plan), tables[0]);
+  EXPECT_EQ(keys_of(plan["forest"]), tables[1]);
+  EXPECT_EQ(keys_of(plan["items"]), tables[2]);
+  EXPECT_EQ(keys_of(plan["spans"]), (std::set<std::string>{"begin", "tokens", "pages", "members", "depth"}));
+}
+
 TEST_F(Command, ExplainNamesWhatIsMissing) {
   const std::string trees = std::string(HEADWATER_TEST_DATA) + "/trees/tot_keyword.jsonl";
   EXPECT_NE(run("explain --trees " + trees + " --tree 9").err.find("--tree: expected 0..2 (3 trees in "),
@@ -179,6 +176,8 @@ TEST_F(Command, BenchWritesJsonWithProofs) {
   ASSERT_EQ(cells.size(), 2U);
   const std::int64_t token_bytes = 2 * 2 * 64 * 2;  // K and V, heads, head size, bf16
   EXPECT_EQ(cells[0]["path"], "flat");
+  EXPECT_EQ(cells[0]["policy"], "flat");
+  EXPECT_EQ(cells[1]["policy"], "forest");
   EXPECT_EQ(cells[0]["kv_bytes_read"], 6 * 288 * token_bytes);
   EXPECT_EQ(cells[1]["path"], "cascade");
   EXPECT_EQ(cells[1]["kv_bytes_read"], (256 + 6 * 32) * token_bytes);
@@ -242,12 +241,61 @@ TEST_F(Command, BenchReplays) {
   const auto cells = nlohmann::json::parse(trees.out);
   ASSERT_EQ(cells.size(), 2U * 2 + 1);
   EXPECT_EQ(cells.back()["gate"], "replay_never_slower");
+  EXPECT_EQ(cells.back()["policy"], "auto");
   EXPECT_LE(cells.back()["kv_bytes_read"], cells.back()["kv_bytes_flat"]);
   const Result trace = run("bench --trace " + data +
                            "/traces/toolagent_tail_sample.csv --rates 1 --snapshots 1 --json --heads 1/1 --head-dim 32 "
                            "--threads 1 --steps 1 --reps 1 --warmup 0 --quiet");
   ASSERT_TRUE(trace.code == 0 || trace.code == 1) << trace.err;
   EXPECT_TRUE(nlohmann::json::accept(trace.out));
+}
+
+TEST_F(Command, BenchReplaysTheGivenPolicies) {
+  const std::string replay = "bench --trees " + std::string(HEADWATER_TEST_DATA) +
+                             "/trees/tot_keyword.jsonl --max-trees 1 --tree-steps 1 --json " + path("r.json") + kTiny;
+  const auto policies_of = [&](const std::string& list) {
+    const Result r = run(replay + "--policy " + list);
+    EXPECT_TRUE(r.code == 0 || r.code == 1) << r.err;
+    std::string cells;
+    std::string gates;
+    for (const auto& object : nlohmann::json::parse(slurp(path("r.json"))))
+      (object.contains("gate") ? gates : cells) += object["policy"].get<std::string>() + " ";
+    const std::size_t at = r.out.find("tot_keyword: flat is ");
+    const std::string note = at == std::string::npos ? "" : r.out.substr(at, r.out.find('\n', at) - at);
+    return cells + "| " + gates + "| " + note;
+  };
+  EXPECT_EQ(policies_of("flat,two_level,forest"), "flat two_level forest | two_level forest | ");
+  EXPECT_EQ(policies_of("forest"), "flat forest | forest | tot_keyword: flat is added as the base");
+  EXPECT_EQ(policies_of("forest,flat"), "flat forest | forest | tot_keyword: flat is put first as the base");
+}
+
+TEST_F(Command, BenchHoldsCellsAndReplaysToBounds) {
+  const std::string bench = std::string("bench --workload '1,4|256,64' --no-overhead-gate --cell-seconds 0.1 --json ") +
+                            path("b.json") + kTiny;
+  const auto gates_of = [&](const std::string& arguments, int code) {
+    const Result r = run(arguments);
+    auto gates = nlohmann::json::array();
+    for (const auto& object : nlohmann::json::parse(slurp(path("b.json"))))
+      if (object.contains("bound")) gates.push_back(object);
+    // Where samples at less than full speed had to be kept, a loaded machine leaves a bound unjudged.
+    const bool judged = std::ranges::none_of(gates, [](const auto& g) { return g["verdict"] == "not judged"; });
+    if (!judged) return gates;
+    EXPECT_EQ(r.code, code) << r.out;
+    for (const auto& gate : gates) {
+      EXPECT_EQ(gate["passed"], code == 0) << gate;
+      EXPECT_NE(r.out.find(code == 0 ? "ok " : "MISSED "), std::string::npos) << r.out;
+    }
+    return gates;
+  };
+  ASSERT_EQ(gates_of(bench + "--max-limit-ratio 100000 --max-cell-ratio 100000", 0).size(), 2U);
+  const auto missed = gates_of(bench + "--max-cell-ratio 0.0001", 1);
+  ASSERT_EQ(missed.size(), 1U);
+  EXPECT_EQ(missed[0]["gate"], "limit_cell");
+  EXPECT_EQ(missed[0]["bound"], 0.0001);
+  EXPECT_EQ(gates_of(bench, 0).size(), 0U);
+  const Result replay = run("bench --trees " + std::string(HEADWATER_TEST_DATA) +
+                            "/trees/tot_keyword.jsonl --max-trees 1 --tree-steps 1 --max-limit-ratio 0.0001" + kTiny);
+  EXPECT_NE(replay.out.find("tot_keyword, auto: geometric mean "), std::string::npos) << replay.out;
 }
 
 TEST_F(Command, BenchOverheadGateComparesPlans) {
@@ -313,28 +361,130 @@ TEST_F(Command, DemoFailsWhenNothingIsShared) {  // negative control: the proof 
   EXPECT_NE(r.out.find("FAILED cascade: path = cascade in 0 of "), std::string::npos) << r.out;
 }
 
-TEST_F(Command, InterruptStopsCleanly) {
-  const std::string model = tiny_model();
-  const std::string out = path("stdout");
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    const int file = open(out.c_str(), O_CREAT | O_WRONLY, 0600);
-    dup2(file, STDOUT_FILENO);
-    dup2(file, STDERR_FILENO);
-    execl(HEADWATER_CLI, HEADWATER_CLI, "generate", "--model", model.c_str(), "--max-tokens", "900", "--parallel", "64",
-          "--ignore-eos", "--threads", "1", "hello", nullptr);
-    _exit(99);
+TEST_F(Command, GenerateFlagsHaveTheirEffect) {
+  const std::string model = "generate -q --threads 1 --max-tokens 12 --ignore-eos --json --model " + tiny_model() + " ";
+  const auto answer = [&](const std::string& flags) {
+    const Result r = run(model + flags + " hello");
+    EXPECT_EQ(r.code, 0) << flags << r.err;
+    return nlohmann::json::parse(r.out).at(0);
+  };
+  const auto tokens = [&](const std::string& flags) { return answer(flags)["tokens"]; };
+  const auto plain = tokens("");
+  EXPECT_EQ(plain.size(), 12U);
+  EXPECT_EQ(tokens("--top-k 1 --temperature 1 --seed 5"), plain) << "the most likely token alone";
+  EXPECT_EQ(tokens("--top-p 0.000001 --temperature 1 --seed 5"), plain);
+  const auto sampled = tokens("--temperature 3 --seed 5");
+  EXPECT_NE(sampled, plain);
+  EXPECT_EQ(tokens("--temperature 3 --seed 5"), sampled);
+  EXPECT_NE(tokens("--temperature 3 --seed 6"), sampled);
+  EXPECT_NE(tokens("--system 'Be brief.'"), plain);
+  EXPECT_NE(tokens("--raw"), plain) << "no chat format";
+  EXPECT_EQ(tokens("--chat-template chatml"), plain) << "the file's own";
+  EXPECT_EQ(run(model + "--chat-template nosuch hello").code, 3);
+  EXPECT_EQ(tokens("--no-prefix-cache"), plain);
+
+  // A text that occurs in the answer ends it there.
+  const std::string text = answer("--raw")["text"];
+  const auto letter = std::ranges::find_if(text, [](unsigned char c) { return std::isalnum(c) != 0; });
+  ASSERT_NE(letter, text.end()) << text;
+  const std::string stop(1, *letter);
+  const auto stopped = answer("--raw --stop '" + stop + "'");
+  EXPECT_EQ(stopped["finish"], "stop") << text << " stop " << stop;
+  EXPECT_EQ(stopped["text"], text.substr(0, text.find(stop)));
+}
+
+TEST_F(Command, GenerateStreamsASingleAnswer) {
+  const std::string model = "generate --threads 1 --max-tokens 8 --ignore-eos --model " + tiny_model();
+  const std::string text = nlohmann::json::parse(run(model + " -q --json hello").out).at(0)["text"];
+  EXPECT_EQ(run(model + " -q hello").out, text + "\n");
+  const Result explained = run(model + " --explain hello");
+  EXPECT_EQ(explained.out, text + "\n");
+  EXPECT_NE(explained.err.find("KV read per layer"), std::string::npos) << explained.err;
+  EXPECT_EQ(run(model + " hello").err.find("KV read per layer"), std::string::npos);
+}
+
+TEST_F(Command, GenerateRefusesSettingsBeforeTheModel) {
+  for (const std::string flags : {"--top-p 0", "--stop ''", "--temperature nan", "--policy best", "--kv-dtype f8e4m3",
+                                  "--min-members 0", "--isa sse"}) {
+    const Result r = run("generate --model /nonexistent.gguf " + flags + " hello");
+    EXPECT_EQ(r.code, 2) << flags << r.err;
+    EXPECT_EQ(r.err.find("/nonexistent.gguf"), std::string::npos) << flags << r.err;
   }
-  // Interrupt once the run is under way: the launch has been announced.
-  for (int i = 0; i < 600 && slurp(out).find("launch (batch") == std::string::npos; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  kill(child, SIGINT);
-  int status = 0;
-  waitpid(child, &status, 0);
-  ASSERT_TRUE(WIFEXITED(status)) << "ended by a signal";
-  EXPECT_EQ(WEXITSTATUS(status), 130) << slurp(out);
-  EXPECT_NE(slurp(out).find("headwater: interrupted"), std::string::npos);
+}
+
+TEST_F(Command, UnsupportedModelIsFour) {
+  auto text = slurp(tiny_model());
+  const std::size_t at = text.find("llama");
+  ASSERT_NE(at, std::string::npos);
+  const Result r = run("generate --model " + write("other.gguf", text.replace(at, 5, "gpt-2")) + " hello");
+  EXPECT_EQ(r.code, 4) << r.err;
+  EXPECT_NE(r.err.find("general.architecture = "), std::string::npos) << r.err;
+  EXPECT_EQ(r.out, "");
+}
+
+// --- environment -----------------------------------------------------------------------------------------------------
+
+TEST_F(Command, ExplainReadsTheEnvironmentAndFlagsWin) {
+  const auto path_of = [&](const std::string& flags, const std::string& variables) {
+    const Result r = run("explain --json " + flags, "", variables);
+    EXPECT_EQ(r.code, 0) << r.err;
+    return nlohmann::json::parse(r.out).at("path");
+  };
+  const std::string batch = "--workload '1,8|2048,64'";  // 128 shared pages
+  EXPECT_EQ(path_of(batch, ""), "cascade");
+  EXPECT_EQ(path_of(batch, "HEADWATER_CASCADE_ATTENTION=off"), "flat");
+  EXPECT_EQ(path_of(batch + " --cascade auto", "HEADWATER_CASCADE_ATTENTION=off"), "cascade");
+  EXPECT_EQ(path_of(batch + " --policy forest", "HEADWATER_CASCADE_ATTENTION=off"), "cascade");
+  EXPECT_EQ(path_of(batch, "HEADWATER_CASCADE_MIN_SHARED_PAGES=129"), "flat");
+  EXPECT_EQ(path_of(batch, "HEADWATER_CASCADE_MIN_SHARED_PAGES=128"), "cascade");
+  EXPECT_EQ(path_of(batch + " --min-shared-pages 128", "HEADWATER_CASCADE_MIN_SHARED_PAGES=129"), "cascade");
+  EXPECT_EQ(path_of(batch, "HEADWATER_CASCADE_MIN_MEMBERS=9"), "flat");
+  EXPECT_EQ(path_of(batch + " --min-members 8", "HEADWATER_CASCADE_MIN_MEMBERS=9"), "cascade");
+
+  // A page table's own options beat variables, flags beat both.
+  const auto table = [&](const std::string& options) {
+    return write(
+        "t.json",
+        R"({"page_size": 4, "qo_indptr": [0, 1, 2], "kv_indptr": [0, 3, 6], "kv_indices": [1, 2, 3, 1, 2, 4], "kv_last_page_len": [1, 2])" +
+            options + "}");
+  };
+  EXPECT_EQ(path_of(table(R"(, "cascade": "on")"), ""), "cascade");
+  EXPECT_EQ(path_of(table(R"(, "cascade": "on")"), "HEADWATER_CASCADE_ATTENTION=off"), "cascade");
+  EXPECT_EQ(path_of(table(R"(, "cascade": "on")") + " --cascade off", ""), "flat");
+  EXPECT_EQ(path_of(table(R"(, "policy": "forest", "min_members": 3)"), ""), "flat");
+  EXPECT_EQ(path_of(table(R"(, "policy": "forest")"), "HEADWATER_CASCADE_ATTENTION=off"), "cascade");
+  EXPECT_EQ(path_of(table(""), "HEADWATER_CASCADE_ATTENTION=on"), "cascade");
+}
+
+TEST_F(Command, BenchReadsTheEnvironment) {
+  const std::string bench = std::string("bench --workload '1,6|256,32' --no-overhead-gate --json") + kTiny;
+  const auto path_of = [&](const std::string& flags, const std::string& variables) {
+    const Result r = run(bench + flags, "", variables);
+    EXPECT_EQ(r.code, 0) << r.err;
+    return nlohmann::json::parse(r.out).at(1).at("path");
+  };
+  EXPECT_EQ(path_of("--policy flat,forest", "HEADWATER_CASCADE_MIN_MEMBERS=7"), "flat");
+  EXPECT_EQ(path_of("--policy flat,forest --min-members 6", "HEADWATER_CASCADE_MIN_MEMBERS=7"), "cascade");
+  EXPECT_EQ(path_of("--policy flat,forest", "HEADWATER_CASCADE_ATTENTION=off"), "cascade") << "named policies";
+  EXPECT_EQ(path_of("", "HEADWATER_CASCADE_ATTENTION=off"), "flat");
+  EXPECT_EQ(path_of("", "HEADWATER_CASCADE_ATTENTION=on"), "cascade");
+}
+
+TEST_F(Command, GenerateReadsTheEnvironmentAndFlagsWin) {
+  const std::string generate = "generate --threads 1 --max-tokens 3 --ignore-eos --parallel 4 --model " + tiny_model() +
+                               " '" + std::string(200, 'a') + "' ";
+  const auto launch = [&](const std::string& flags, const std::string& variables) {
+    const Result r = run(generate + flags, "", variables);
+    EXPECT_EQ(r.code, 0) << r.err;
+    const std::size_t at = r.err.find("info: ");
+    return at == std::string::npos ? r.err : r.err.substr(at + 6, r.err.find(' ', at + 6) - at - 6);
+  };
+  EXPECT_EQ(launch("", "HEADWATER_CASCADE_ATTENTION=off"), "flat");
+  EXPECT_EQ(launch("", "HEADWATER_CASCADE_ATTENTION=on"), "cascade");
+  EXPECT_EQ(launch("--cascade off", "HEADWATER_CASCADE_ATTENTION=on"), "flat");
+  EXPECT_EQ(launch("", "HEADWATER_CASCADE_ATTENTION=on HEADWATER_CASCADE_MIN_MEMBERS=5"), "flat");
+  EXPECT_EQ(launch("--min-members 4", "HEADWATER_CASCADE_ATTENTION=on HEADWATER_CASCADE_MIN_MEMBERS=5"), "cascade");
+  EXPECT_EQ(launch("--min-shared-pages 1000", "HEADWATER_CASCADE_ATTENTION=on"), "flat");
 }
 
 // --- calibrate
@@ -355,3 +505,4 @@ TEST_F(Command, CalibrateWritesAModelThatOthersRead) {
 }
 
 }  // namespace
+}  // namespace headwater::test

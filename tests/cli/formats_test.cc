@@ -220,6 +220,32 @@ TEST(Traces, Messages) {
 // --- Page tables
 // -------------------------------------------------------------------------------------------------------------
 
+TEST(PageTables, OptionsOfThePlan) {
+  const auto options_of = [](const std::string& fields, const PlanOptions& base = {}) {
+    return parse_page_table(
+               R"({"page_size": 4, "qo_indptr": [0, 1], "kv_indptr": [0, 1], "kv_indices": [5], "kv_last_page_len": [4])" +
+                   fields + "}",
+               "b.json", base)
+        .options;
+  };
+  EXPECT_FALSE(options_of("").alibi || options_of("").sinks);
+  EXPECT_EQ(options_of("").cascade, CascadeSwitch::automatic);
+  const PlanOptions given = options_of(R"(, "cascade": "off", "alibi": true, "sinks": true)");
+  EXPECT_TRUE(given.alibi && given.sinks);
+  EXPECT_EQ(given.cascade, CascadeSwitch::off);
+  EXPECT_EQ(message_of(ErrorCode::io, [&] { (void)options_of(R"(, "cascade": "maybe")"); }),
+            "b.json:1: cascade: expected one of auto, on, off, got \"maybe\"");
+
+  // What the file does not say is the base's; a policy without a switch resets the switch.
+  PlanOptions base;
+  base.cascade = CascadeSwitch::on;
+  base.min_members = 7;
+  EXPECT_EQ(options_of("", base).cascade, CascadeSwitch::on);
+  EXPECT_EQ(options_of("", base).min_members, 7);
+  EXPECT_EQ(options_of(R"(, "min_members": 3)", base).min_members, 3);
+  EXPECT_EQ(options_of(R"(, "policy": "flat")", base).cascade, CascadeSwitch::automatic);
+}
+
 TEST(PageTables, FieldsAndDefaults) {
   const PageTableFile table = parse_page_table(
       R"({"page_size": 4, "qo_indptr": [0, 1, 2], "kv_indptr": [0, 2, 4], "kv_indices": [5, 6, 5, 9], "kv_last_page_len": [4, 1],)"
