@@ -50,7 +50,8 @@ struct PlanOptions {
   bool causal = true;
   std::int64_t window_left = -1;     ///< inclusive; -1: everything
   std::int64_t local_chunk = 0;      ///< tokens; 0: off
-  std::int64_t num_sink_tokens = 0;  ///< leading tokens that every row sees whatever its window
+  std::int64_t num_sink_tokens = 0;  ///< leading tokens that every row sees whatever its window; more than local_chunk
+                                     ///< (if that is on) without causal is refused (ErrorCode::unsupported)
 
   // Scores: s = sm_scale * k_scale * q.k; s = cap * tanh(s / cap) if cap > 0; s += slope * (k_pos - q_pos) with ALiBi.
   float sm_scale = 0.0F;         ///< 0: 1 / sqrt(head_dim_qk)

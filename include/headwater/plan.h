@@ -24,11 +24,13 @@ struct PlanStats {
   std::int64_t num_requests = 0;
   std::int64_t num_rows = 0;
   std::int64_t num_items = 0;
-  std::int64_t num_partials = 0;       ///< partial rows, each [num_qo_heads, head_dim_vo] fp32 + LSE
-  std::int64_t num_spans = 0;          ///< spans split off for two or more requests
-  std::int64_t shared_tokens = 0;      ///< summed over spans
-  std::int64_t member_sequences = 0;   ///< summed over spans
-  std::int64_t kv_bytes_unique = 0;    ///< every distinct visible page slot once
+  std::int64_t num_partials = 0;      ///< partial rows, each [num_qo_heads, head_dim_vo] fp32 + LSE
+  std::int64_t num_spans = 0;         ///< spans split off for two or more requests
+  std::int64_t shared_tokens = 0;     ///< summed over spans
+  std::int64_t member_sequences = 0;  ///< summed over spans
+  /// Every distinct visible page slot once. With CascadeSwitch::off nobody has looked for sharing: then as if nothing
+  /// were shared, kv_bytes_flat. Policy::flat looks.
+  std::int64_t kv_bytes_unique = 0;
   std::int64_t kv_bytes_flat = 0;      ///< what the flat path reads
   std::int64_t kv_bytes_read = 0;      ///< what this plan reads: summed over items, once per item
   std::int64_t flops = 0;              ///< 2 * (head_dim_qk + head_dim_vo) * Hq * visible (row, key) pairs

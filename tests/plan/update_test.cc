@@ -1,6 +1,7 @@
 // Planner::update: byte for byte the plan made from nothing, whatever happened in between.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "cpu/expect_error.h"
@@ -52,10 +53,15 @@ class Population {
   void rows(int i, int n) { requests_[static_cast<std::size_t>(i)].rows = n; }
   [[nodiscard]] int count() const { return static_cast<int>(requests_.size()); }
 
-  [[nodiscard]] PageTables tables() const {
+  /// `window` >= 0: pages that no row sees any more are left out, as engines do.
+  [[nodiscard]] PageTables tables(std::int64_t window = -1) const {
     PageTables t;
     t.page_size = page_size_;
-    for (const Request& r : requests_) t.add(r.pages, (r.tokens - 1) % page_size_ + 1, r.rows);
+    for (const Request& r : requests_) {
+      const std::int64_t unseen = window < 0 ? 0 : std::max<std::int64_t>(0, r.tokens - r.rows - window);
+      const auto start = static_cast<int>(std::min<std::int64_t>(r.tokens - 1, unseen) / page_size_);
+      t.add({r.pages.begin() + start, r.pages.end()}, (r.tokens - 1) % page_size_ + 1, r.rows, start);
+    }
     t.num_pages = 1 << 20;
     return t;
   }
@@ -80,50 +86,83 @@ void expect_same(const Plan& updated, const Plan& fresh) {
   ASSERT_EQ(updated.describe(), fresh.describe());
 }
 
+/// Steps of a population, each of which must leave the plan that is made from nothing. Returns how many of the plans
+/// split a span off.
+int expect_same_after_steps(Rng& rng, const PlanOptions& options, const DeviceModel& model, Population& people,
+                            int steps) {
+  // Tables that lose pages in front cannot be told of by Changes: then they are compared.
+  const bool slides = options.window_left >= 0 && options.num_sink_tokens == 0 && rng.chance(0.5);
+  const auto tables_now = [&] { return people.tables(slides ? options.window_left : -1); };
+  Planner planner(model);
+  Planner other(model);
+  Plan plan = planner.plan(kShape, tables_now().batch(), options);
+  int cascades = 0;
+  for (int step = 0; step < steps; ++step) {
+    std::vector<std::int32_t> grown;
+    std::vector<std::int32_t> joined;
+    std::vector<std::int32_t> left;
+    if (rng.chance(0.1) && people.count() > 1) {
+      left.push_back(rng.integer(0, people.count() - 1));
+      people.leave(left[0]);
+    }
+    if (rng.chance(0.1)) {
+      people.join(0);
+      joined.push_back(people.count() - 1);
+    } else if (rng.chance(0.1)) {
+      const int who = rng.integer(0, people.count() - 1);
+      people.replace(who);
+      joined.push_back(who);
+      if (rng.chance(0.5)) people.rows(who, rng.integer(0, 3));
+    }
+    for (int b = 0; b < people.count(); ++b) {
+      if (!rng.chance(0.9) || (!joined.empty() && joined[0] == b)) continue;
+      people.grow(b, rng.chance(0.8) ? 1 : rng.integer(1, 20));
+      grown.push_back(b);
+    }
+    const PageTables tables = tables_now();
+    Changes changes;
+    changes.grown = grown;
+    changes.joined = joined;
+    changes.left = left;
+    planner.update(plan, tables.batch(), !slides && rng.chance(0.5) ? &changes : nullptr);
+    expect_same(plan, other.plan(kShape, tables.batch(), options));
+    if (::testing::Test::HasFatalFailure()) return cascades;
+    EXPECT_EQ(complaint(plan, tables.batch()), "");
+    if (plan.stats().path == Path::cascade) ++cascades;
+  }
+  return cascades;
+}
+
 TEST(Update, EqualsAPlanFromNothing) {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(seed);
     PlanOptions options = random_options(rng);
-    options.policy = rng.pick(std::vector{Policy::automatic, Policy::forest, Policy::flat, Policy::two_level});
-    if (rng.chance(0.1)) options.cascade = CascadeSwitch::off;
+    options.policy =
+        rng.pick(std::vector{Policy::automatic, Policy::forest, Policy::flat, Policy::two_level, Policy::vllm});
+    if (rng.chance(0.1)) options.cascade = rng.chance(0.5) ? CascadeSwitch::off : CascadeSwitch::on;
     Population people(rng, rng.integer(1, 8), rng.integer(1, 10));
-    Planner planner(eager_model());
-    Planner other(eager_model());
-    Plan plan = planner.plan(kShape, people.tables().batch(), options);
-    for (int step = 0; step < 40; ++step) {
-      std::vector<std::int32_t> grown;
-      std::vector<std::int32_t> joined;
-      std::vector<std::int32_t> left;
-      if (rng.chance(0.1) && people.count() > 1) {
-        left.push_back(rng.integer(0, people.count() - 1));
-        people.leave(left[0]);
-      }
-      if (rng.chance(0.1)) {
-        people.join(0);
-        joined.push_back(people.count() - 1);
-      } else if (rng.chance(0.1)) {
-        const int who = rng.integer(0, people.count() - 1);
-        people.replace(who);
-        joined.push_back(who);
-        if (rng.chance(0.5)) people.rows(who, rng.integer(0, 3));
-      }
-      for (int b = 0; b < people.count(); ++b) {
-        if (!rng.chance(0.9) || (!joined.empty() && joined[0] == b)) continue;
-        people.grow(b, rng.chance(0.8) ? 1 : rng.integer(1, 20));
-        grown.push_back(b);
-      }
-      const PageTables tables = people.tables();
-      Changes changes;
-      changes.grown = grown;
-      changes.joined = joined;
-      changes.left = left;
-      planner.update(plan, tables.batch(), rng.chance(0.5) ? &changes : nullptr);
-      expect_same(plan, other.plan(kShape, tables.batch(), options));
-      if (::testing::Test::HasFatalFailure()) return;
-      ASSERT_EQ(complaint(plan, tables.batch()), "");
-    }
+    expect_same_after_steps(rng, options, eager_model(), people, 40);
+    if (HasFailure()) return;
   }
+}
+
+TEST(Update, OfManyRequestsInSeveralRowTilesAndChunks) {
+  // Shared spans of more rows than a tile, read in chunks by tile after tile; several groups of requests.
+  DeviceModel model = eager_model(8);
+  model.cache_bytes = 1 << 10;
+  model.chunk_tokens = 32;
+  int cascades = 0;
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed + 100);
+    PlanOptions options = random_options(rng);
+    options.policy = rng.pick(std::vector{Policy::automatic, Policy::forest, Policy::two_level});
+    Population people(rng, rng.integer(1, 8), rng.integer(20, 40));
+    cascades += expect_same_after_steps(rng, options, model, people, 20);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(cascades, 200);
 }
 
 TEST(Update, OfNothingChangesNothing) {
