@@ -73,7 +73,6 @@ class Gguf {
 
   /// Path, or the name given to from_bytes.
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
-  [[nodiscard]] std::size_t size_bytes() const noexcept { return bytes_.size(); }
 
   // Metadata. The typed accessors throw Error (io) naming the file and key when the key is missing or of another kind;
   // the forms with a fallback return it when the key is missing, and still throw when it is of another kind.

@@ -1,7 +1,6 @@
 // Memory of the KV cache: one pool for all layers, HND inside a page ([kv_heads, page_size, head_dim]: the keys of one
-// head are contiguous, which is how attention streams them). Layout: [layers][K,
-// V][pages][kv_heads][page_size][head_dim]. Huge pages are asked for; memory is taken from the system as pages are
-// first written.
+// head are contiguous, which is how attention streams them). Huge pages are asked for; memory is taken from the system
+// as pages are first written. Layout: [layers][K, V][pages][kv_heads][page_size][head_dim].
 #pragma once
 
 #include <cstdint>

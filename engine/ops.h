@@ -31,7 +31,6 @@ class RopeTable {
   [[nodiscard]] const float* at(int position) const noexcept {
     return values_.data() + static_cast<std::size_t>(position) * static_cast<std::size_t>(dim_);
   }
-  [[nodiscard]] int dim() const noexcept { return dim_; }
 
  private:
   int dim_ = 0;

@@ -243,6 +243,32 @@ TEST(Ops, EveryTableAgreesWithDoublePrecision) {
   }
 }
 
+TEST(RopeTable, AnglesFactorsAndRefusals) {
+  const std::vector<float> factors{1.0F, 4.0F};
+  RopeTable table(4, 100.0, factors);
+  table.extend(3);
+  table.extend(8);
+  for (const int position : {0, 2, 7}) {
+    const float* row = table.at(position);
+    for (int i = 0; i < 2; ++i) {
+      const double angle =
+          position * std::pow(100.0, -2.0 * i / 4) / static_cast<double>(factors[static_cast<std::size_t>(i)]);
+      EXPECT_NEAR(row[2 * i], std::cos(angle), 1e-6) << position;
+      EXPECT_NEAR(row[2 * i + 1], std::sin(angle), 1e-6) << position;
+    }
+  }
+  const auto message = [](auto&& make) -> std::string {
+    try {
+      make();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(message([] { RopeTable(7, 100.0, {}); }), "rope dimension 7, expected an even number above 0");
+  EXPECT_EQ(message([&] { RopeTable(6, 100.0, factors); }), "rope factors: 2 values, expected 3");
+}
+
 TEST(Executor, RunsEveryWorkerOnce) {
   for (const int workers : {1, 2, 5}) {
     const std::unique_ptr<Executor> executor = make_executor(workers);
