@@ -1,19 +1,8 @@
 #include "plan/cost_model.h"
 
 #include <algorithm>
-#include <limits>
 
 namespace headwater::detail {
-namespace {
-
-/// a * b, at most a quarter of the largest int64, so that sums of a few cannot overflow.
-std::int64_t times(std::int64_t a, std::int64_t b) {
-  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 4;
-  std::int64_t product = 0;
-  return __builtin_mul_overflow(a, b, &product) || product > kMost ? kMost : product;
-}
-
-}  // namespace
 
 CostModel::CostModel(const AttentionShape& s, const PlanOptions& o, const DeviceModel& m) {
   num_workers_ = o.num_workers > 0 ? o.num_workers : m.num_workers;
@@ -43,21 +32,7 @@ std::int32_t CostModel::rows_per_tile(std::int32_t rows) const noexcept {
   return std::min(tile_rows_, (even + unit - 1) / unit * unit);
 }
 
-std::int64_t CostModel::compute_ps(std::int64_t tokens, std::int32_t rows) const noexcept {
-  const std::int64_t stacked = std::int64_t{rows} * group_size_;
-  std::int64_t per_key = 0;
-  if (stacked <= compute_.few_row_max) {
-    per_key = compute_.few_row_ps * stacked;
-  } else {
-    const std::int64_t pad = compute_.many_row_pad;
-    per_key = compute_.many_base_ps + compute_.many_row_ps * ((stacked + pad - 1) / pad * pad);
-  }
-  return times(tokens * num_kv_heads_, per_key * head_dims_) / 256;
-}
-
-std::int64_t CostModel::piece_ps(std::int64_t tokens, std::int32_t rows) const noexcept {
-  const std::int32_t tiles = num_tiles(rows);
-  if (tiles <= 1) return compute_ps(tokens, rows) + item_ps(rows);
+std::int64_t CostModel::tiled_piece_ps(std::int64_t tokens, std::int32_t rows) const noexcept {
   const std::int32_t per_tile = rows_per_tile(rows);
   const std::int32_t full = (rows - 1) / per_tile;
   return full * (compute_ps(tokens, per_tile) + item_ps(per_tile)) + compute_ps(tokens, rows - full * per_tile) +

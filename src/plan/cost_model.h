@@ -2,11 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "headwater/device_model.h"
 #include "headwater/options.h"
 
 namespace headwater::detail {
+
+/// a * b, at most a quarter of the largest int64, so that sums of a few cannot overflow.
+[[nodiscard]] inline std::int64_t times(std::int64_t a, std::int64_t b) noexcept {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 4;
+  std::int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) || product > kMost ? kMost : product;
+}
 
 class CostModel {
  public:
@@ -30,18 +38,32 @@ class CostModel {
     return tokens * (path_tokens * token_bytes_ <= cache_bytes_ ? reread_token_ps_ : read_token_ps_);
   }
   /// Products of `tokens` keys with one tile of `rows` query rows.
-  [[nodiscard]] std::int64_t compute_ps(std::int64_t tokens, std::int32_t rows) const noexcept;
+  [[nodiscard]] std::int64_t compute_ps(std::int64_t tokens, std::int32_t rows) const noexcept {
+    const std::int64_t stacked = std::int64_t{rows} * group_size_;
+    std::int64_t per_key = 0;
+    if (stacked <= compute_.few_row_max) {
+      per_key = compute_.few_row_ps * stacked;
+    } else {
+      const std::int64_t pad = compute_.many_row_pad;
+      per_key = compute_.many_base_ps + compute_.many_row_ps * ((stacked + pad - 1) / pad * pad);
+    }
+    return times(tokens * num_kv_heads_, per_key * head_dims_) / 256;
+  }
   /// Fixed cost of an item of `rows` query rows.
   [[nodiscard]] std::int64_t item_ps(std::int32_t rows) const noexcept { return item_ps_ + rows * item_row_ps_; }
   /// Writing and merging one partial state of each of `rows` query rows.
   [[nodiscard]] std::int64_t partial_ps(std::int64_t rows) const noexcept { return rows * partial_row_ps_; }
   /// Products and fixed costs of a piece of `tokens` tokens for `rows` query rows, all its tiles.
-  [[nodiscard]] std::int64_t piece_ps(std::int64_t tokens, std::int32_t rows) const noexcept;
+  [[nodiscard]] std::int64_t piece_ps(std::int64_t tokens, std::int32_t rows) const noexcept {
+    return rows <= tile_rows_ ? compute_ps(tokens, rows) + item_ps(rows) : tiled_piece_ps(tokens, rows);
+  }
   [[nodiscard]] std::int64_t launch_ps() const noexcept { return launch_ps_; }
   [[nodiscard]] std::int32_t chunk_tokens() const noexcept { return chunk_tokens_; }
   [[nodiscard]] std::int64_t cache_bytes() const noexcept { return cache_bytes_; }
 
  private:
+  [[nodiscard]] std::int64_t tiled_piece_ps(std::int64_t tokens, std::int32_t rows) const noexcept;
+
   int num_workers_;
   int tile_rows_;
   int group_size_;

@@ -6,6 +6,7 @@
 
 #include "headwater/error.h"
 #include "plan/rows.h"
+#include "plan/validate.h"
 
 namespace headwater::detail {
 namespace {
@@ -53,12 +54,17 @@ void copy_table(const PageTable& kv, std::size_t i, const Table& t, std::int32_t
   std::fill(page_ids + t.region + t.num_pages, page_ids + t.region + region_size(t.num_pages), -1);
 }
 
-void copy_page_ids(const Batch& batch, const std::vector<Table>& tables, std::int32_t total,
-                   std::vector<std::int32_t>& page_ids) {
+void copy_page_ids(const Batch& batch, const std::vector<Table>& tables, std::span<const Entry> unchecked,
+                   std::int32_t total, std::vector<std::int32_t>& page_ids) {
   // Appended, not resized and filled: each place is written once.
   page_ids.clear();
   page_ids.reserve(static_cast<std::size_t>(total));
+  std::size_t e = 0;
   for (std::size_t b = 0; b < tables.size(); ++b) {
+    const std::int64_t base = std::int64_t{batch.kv.indptr[b]} - tables[b].start_page;
+    for (; e < unchecked.size() && static_cast<std::size_t>(unchecked[e].request) == b; ++e) {
+      check_page_ids(batch.kv, base + unchecked[e].page_begin, base + unchecked[e].page_end, "kv_indices");
+    }
     const std::int32_t* ids = batch.kv.indices.data() + batch.kv.indptr[b];
     page_ids.insert(page_ids.end(), ids, ids + tables[b].num_pages);
     page_ids.resize(static_cast<std::size_t>(tables[b].region + region_size(tables[b].num_pages)), -1);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "plan/memory.h"
@@ -15,9 +16,10 @@ namespace headwater::detail {
 /// many ids. Returns the size of all regions.
 std::int32_t read_tables(const Batch& batch, std::vector<Table>& tables);
 
-/// Copies all ids into regions; unused places hold -1.
-void copy_page_ids(const Batch& batch, const std::vector<Table>& tables, std::int32_t total,
-                   std::vector<std::int32_t>& page_ids);
+/// Copies all ids into regions; unused places hold -1. Refuses ids out of range among the pages of `unchecked`, which
+/// are in order of request: at the table's turn, so that ids come from memory once.
+void copy_page_ids(const Batch& batch, const std::vector<Table>& tables, std::span<const Entry> unchecked,
+                   std::int32_t total, std::vector<std::int32_t>& page_ids);
 
 /// Copies the ids of one table; unused places of its region hold -1.
 void copy_table(const PageTable& kv, std::size_t i, const Table& table, std::int32_t* page_ids);

@@ -150,15 +150,6 @@ Policy effective_policy(const PlanOptions& o) {
   return o.policy;
 }
 
-/// Refuses ids out of range among the pages that some row sees.
-void check_visible_ids(const Batch& batch, const PlanData::Memory& memory) {
-  for (const Entry& e : memory.entries) {
-    const auto b = static_cast<std::size_t>(e.request);
-    const std::int64_t base = std::int64_t{batch.kv.indptr[b]} - memory.tables[b].start_page;
-    check_page_ids(batch.kv, base + e.page_begin, base + e.page_end, "kv_indices");
-  }
-}
-
 void check_level_ids(const Batch& batch) {
   for (std::size_t l = 0; l < batch.levels.size(); ++l) {
     const PageTable& kv = batch.levels[l].kv;
@@ -178,8 +169,7 @@ void Planner::Scratch::make_tables(PlanData& plan, const Batch& batch) {
     memory.null_page = batch.kv.null_page;
     const std::int32_t total = read_tables(batch, memory.tables);
     make_rows_and_entries(plan.options, batch.kv.page_size, memory, plan.rows);
-    check_visible_ids(batch, memory);
-    copy_page_ids(batch, memory.tables, total, plan.page_ids);
+    copy_page_ids(batch, memory.tables, memory.entries, total, plan.page_ids);
   } else {
     for (const Level& level : batch.levels) {
       plan.page_size.push_back(level.kv.page_size);
@@ -411,7 +401,7 @@ bool Planner::Scratch::carry_over(PlanData& plan, const Batch& batch, const Chan
   }
   moved = moved || plan.page_ids.size() != static_cast<std::size_t>(total);
   if (moved) {
-    copy_page_ids(batch, next.tables, total, plan.page_ids);
+    copy_page_ids(batch, next.tables, {}, total, plan.page_ids);
   } else {
     for (std::size_t b = 0; b < fate.size(); ++b) {
       const Table& now = next.tables[b];

@@ -59,7 +59,6 @@ void Scheduler::make_units(const CostModel& cost, const PlanData& plan, std::spa
     const std::int32_t per_tile = tiles == 1 ? count : cost.rows_per_tile(count);
     Unit unit{};
     unit.piece = static_cast<std::int32_t>(i);
-    unit.parts = 1;
     // Every tile is charged the same, so that those of one chunk stay together in the order of items.
     unit.tiled = tiles > 1;
     unit.read_token_ps =
@@ -73,8 +72,8 @@ void Scheduler::make_units(const CostModel& cost, const PlanData& plan, std::spa
 }
 
 /// Adds the units of a row tile: what its rows see, as intervals; one for each run of them without a gap. Tokens in a
-/// gap are seen by nobody and may be on pages that no longer belong to the request.
-void Scheduler::add_tile(const CostModel& cost, const PlanData& plan, const Piece& piece, Unit unit) {
+/// gap are seen by nobody and may be on pages that no longer belong to the request. `unit` brings the piece and rows.
+void Scheduler::add_tile(const CostModel& cost, const PlanData& plan, const Piece& piece, Unit& unit) {
   const std::span<const std::int32_t> rows(rows_.data() + unit.row_begin, sz(unit.num_rows));
   unit.tok_begin = piece.tok_begin;
   unit.tok_end = piece.tok_begin;
@@ -105,11 +104,10 @@ void Scheduler::add_tile(const CostModel& cost, const PlanData& plan, const Piec
   }
 }
 
-void Scheduler::add_unit(const CostModel& cost, Unit unit) {
+void Scheduler::add_unit(const CostModel& cost, Unit& unit) {
   const std::int32_t tokens = unit.tok_end - unit.tok_begin;
-  if (unit.tiled && tokens * cost.token_bytes() > cost.cache_bytes() / 2) {
-    unit.parts = (tokens + cost.chunk_tokens() - 1) / cost.chunk_tokens();
-  }
+  const bool chunked = unit.tiled && tokens * cost.token_bytes() > cost.cache_bytes() / 2;
+  unit.parts = chunked ? (tokens + cost.chunk_tokens() - 1) / cost.chunk_tokens() : 1;
   units_.push_back(unit);
   chunked_tiles_ = chunked_tiles_ || unit.tiled;
   const std::int32_t* rows = rows_.data() + unit.row_begin;

@@ -66,8 +66,8 @@ class Scheduler {
   };
 
   void make_units(const CostModel& cost, const PlanData& plan, std::span<const Piece> pieces);
-  void add_tile(const CostModel& cost, const PlanData& plan, const Piece& piece, Unit unit);
-  void add_unit(const CostModel& cost, Unit unit);
+  void add_tile(const CostModel& cost, const PlanData& plan, const Piece& piece, Unit& unit);
+  void add_unit(const CostModel& cost, Unit& unit);
   bool cost_units(const CostModel& cost);
   std::int64_t balance(const CostModel& cost, const PlanData& plan);
   [[nodiscard]] std::int32_t parts_for(const Unit& unit, std::int64_t limit) const;
