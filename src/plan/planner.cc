@@ -210,11 +210,9 @@ void Planner::Scratch::decide(PlanData& plan) {
   // Candidates other than flat, in order; a later one must be better than all before.
   std::array<Policy, 3> candidates{};
   std::size_t num_candidates = 0;
-  const Policy policy = effective_policy(plan.options);
   const bool shared = std::ranges::any_of(f.nodes, [](const Node& node) { return node.num_members > 1; });
-  if (!shared) {
-    // Flat is all there is.
-  } else if (policy == Policy::automatic) {
+  const Policy policy = shared ? effective_policy(plan.options) : Policy::flat;
+  if (policy == Policy::automatic) {
     candidates = {Policy::automatic, Policy::two_level, Policy::forest};
     num_candidates = 3;
   } else if (policy != Policy::flat) {
