@@ -73,13 +73,13 @@ struct Description {
 
 using Change = std::function<void(Description&)>;
 
-Change key(const std::string& name, Description::Value value) {
+Change key(const std::string& name, const Description::Value& value) {
   return [=](Description& d) { d.keys[name] = value; };
 }
 Change without_key(const std::string& name) {
   return [=](Description& d) { d.keys.erase(name); };
 }
-Change shape(const std::string& name, std::vector<std::uint64_t> value) {
+Change shape(const std::string& name, const std::vector<std::uint64_t>& value) {
   return [=](Description& d) { d.shapes[name] = value; };
 }
 Change without_tensor(const std::string& name) {
