@@ -99,7 +99,7 @@ void ShapeFlags::add_to(CLI::App& command) {
   command.add_option("--page-size", page_size, "tokens in a page")->check(CLI::PositiveNumber);
   command.add_option("--dtype", dtype, "type of the query and the output, and of KV unless --kv-dtype: f32, f16, bf16")
       ->check([](const std::string& text) {
-        const std::string wrong = check_dtype(text);
+        std::string wrong = check_dtype(text);
         if (!wrong.empty() || parse_dtype(text, "") != DType::f8e4m3) return wrong;
         return std::string("expected f32, f16 or bf16, got f8e4m3 (that is a type of KV: --kv-dtype)");
       });

@@ -58,6 +58,7 @@ class Command : public ::testing::Test {
     return write("tiny.gguf", std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   }
 
+ private:
   std::filesystem::path folder_;
 };
 
