@@ -275,7 +275,8 @@ class Bench {
                 s_.invariant ? " invariant" : "", peak);
     std::printf("%8s %8s | %9s %8s %8s %6s | %9s %8s %6s %9s\n", "rows", "stacked", "ns cached", "GFLOP/s", "limit",
                 "x", "ns memory", "limit", "x", "read GB/s");
-    std::printf("merge of 8 states: %.1f ns a state and query head\n", time_merge(kv, 8));
+    std::printf("merge of 8 states: %.1f ns a state and query head; rows of 128: %s\n", time_merge(kv, 8),
+                time_rows().c_str());
     for (const int rows : s_.rows) {
       const double flops = 2.0 * (s_.dqk + s_.dvo) * rows * s_.hq / s_.hkv;
       const double bytes = static_cast<double>(es_) * (s_.mla ? s_.dqk : s_.dqk + s_.dvo);
@@ -329,7 +330,7 @@ class Bench {
     p.partial_lse = lse.data();
     p.out = {out.data(), s_.q, std::int64_t{s_.hq} * s_.dvo, s_.dvo};
     std::vector<double> samples;
-    for (int rep = 0; rep < 20; ++rep) {
+    for (int rep = 0; rep < 40; ++rep) {
       const double begin = cpu_now();
       for (std::int32_t row = 0; row < kRows; ++row) {
         std::vector<std::int32_t> slots;
@@ -338,7 +339,28 @@ class Bench {
       }
       samples.push_back(cpu_now() - begin);
     }
-    return quantile(samples, 0.25) / (static_cast<double>(kRows) * count * s_.hq) * 1e9;
+    return quantile(samples, 0.05) / (static_cast<double>(kRows) * count * s_.hq) * 1e9;
+  }
+
+  /// Conversion and weighted sum of rows in L1: what append_kv and merge_states are made of.
+  std::string time_rows() const {
+    const cpu::Kernels& kernels = cpu::kernels_for(s_.isa);
+    std::vector<float> x(128, 0.5F);
+    std::vector<float> y(128, 0.0F);
+    const auto least = [](auto&& f) {
+      double best = 1.0;
+      for (int rep = 0; rep < 200; ++rep) {
+        const double begin = now();
+        for (int i = 0; i < 1000; ++i) f();
+        best = std::min(best, now() - begin);
+      }
+      return best * 1e6;  // ns a call
+    };
+    const double convert = least([&] { kernels.convert_row(x.data(), DType::f32, y.data(), DType::bf16, 128); });
+    const double add = least([&] { kernels.add_weighted_row(x.data(), DType::f32, 1e-6F, y.data(), 128); });
+    char text[96];
+    std::snprintf(text, sizeof text, "f32 to bf16 %.1f ns, weighted sum %.1f ns", convert, add);
+    return text;
   }
 
   /// ns per key and KV head, all threads together.

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <cstring>
 #include <string>
-#include <type_traits>
 
 #include "cpu/convert.h"
+#include "cpu/kernels.h"
 #include "cpu/validate.h"
 #include "headwater/cpu.h"
 
@@ -19,6 +19,7 @@ namespace {
 constexpr std::int64_t kSerialBytes = std::int64_t{64} * 1024;
 
 struct Append {
+  const Kernels& kernels;
   const KvCache& cache;
   ConstRowsView k;
   ConstRowsView v;
@@ -37,36 +38,36 @@ float scale_of(const Scale& scale, int kv_head) noexcept {
 }
 
 /// Only the 8-bit type is scaled: others store the value itself, and the scale multiplies it when it is read.
-template <class From, class To>
-void store_row(const From* from, To* to, int n, float scale) noexcept {
-  if constexpr (std::is_same_v<From, To>) {
-    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(To));
-  } else if constexpr (std::is_same_v<To, F8e4m3>) {
-    for (int i = 0; i < n; ++i) to[i] = from_f32<F8e4m3>(to_f32(from[i]) / scale);
-  } else {
-    convert_row(from, to, n);
-  }
+void store_f8(const void* from, DType from_type, void* to, int n, float scale) noexcept {
+  with_type(from_type, [&](auto tag) {
+    const auto* x = static_cast<const decltype(tag)*>(from);
+    auto* y = static_cast<F8e4m3*>(to);
+    for (int i = 0; i < n; ++i) y[i] = from_f32<F8e4m3>(to_f32(x[i]) / scale);
+  });
 }
 
 void append_side(const Append& a, const PagedTensor& side, const ConstRowsView& rows, int head_dim, const Scale& scale,
                  std::int64_t begin, std::int64_t end) noexcept {
-  with_type(rows.dtype, [&](auto from_tag) {
-    with_type(a.cache.dtype, [&](auto to_tag) {
-      using From = decltype(from_tag);
-      using To = decltype(to_tag);
-      for (std::int64_t r = begin; r < end; ++r) {
-        const std::int64_t slot = a.token_slots[static_cast<std::size_t>(r)];
-        if (slot < 0) continue;
-        const std::int64_t at =
-            slot / a.cache.page_size * side.page_stride + slot % a.cache.page_size * side.token_stride;
-        const From* from = static_cast<const From*>(rows.data) + r * rows.row_stride;
-        To* to = static_cast<To*>(side.data) + at;
-        for (int h = 0; h < a.num_kv_heads; ++h) {
-          store_row(from + h * rows.head_stride, to + h * side.head_stride, head_dim, scale_of(scale, h));
-        }
+  const auto from_bytes = static_cast<std::int64_t>(size_of(rows.dtype));
+  const auto to_bytes = static_cast<std::int64_t>(size_of(a.cache.dtype));
+  for (std::int64_t r = begin; r < end; ++r) {
+    const std::int64_t slot = a.token_slots[static_cast<std::size_t>(r)];
+    if (slot < 0) continue;
+    const std::int64_t at = slot / a.cache.page_size * side.page_stride + slot % a.cache.page_size * side.token_stride;
+    const std::byte* from = static_cast<const std::byte*>(rows.data) + r * rows.row_stride * from_bytes;
+    std::byte* to = static_cast<std::byte*>(side.data) + at * to_bytes;
+    for (int h = 0; h < a.num_kv_heads; ++h) {
+      const std::byte* x = from + h * rows.head_stride * from_bytes;
+      std::byte* y = to + h * side.head_stride * to_bytes;
+      if (rows.dtype == a.cache.dtype) {
+        std::memcpy(y, x, static_cast<std::size_t>(head_dim * to_bytes));
+      } else if (a.cache.dtype == DType::f8e4m3) {
+        store_f8(x, rows.dtype, y, head_dim, scale_of(scale, h));
+      } else {
+        a.kernels.convert_row(x, rows.dtype, y, a.cache.dtype, head_dim);
       }
-    });
-  });
+    }
+  }
 }
 
 void append_rows(const Append& a, int worker) noexcept {
@@ -176,8 +177,9 @@ void append_kv(const KvCache& cache, ConstRowsView k, ConstRowsView v, std::span
   }
   check_slots(cache, token_slots);
 
-  Append append{cache,       k,           v,       token_slots, num_kv_heads,
-                head_dim_qk, head_dim_vo, k_scale, v_scale,     executor.num_workers()};
+  Append append{
+      kernels_for(default_isa()), cache, k, v, token_slots, num_kv_heads, head_dim_qk, head_dim_vo, k_scale, v_scale,
+      executor.num_workers()};
   const std::int64_t bytes =
       rows * num_kv_heads * (head_dim_qk + head_dim_vo) * static_cast<std::int64_t>(size_of(cache.dtype));
   if (append.num_workers == 1 || bytes < kSerialBytes) {

@@ -4,7 +4,6 @@
 
 namespace headwater::cpu {
 
-const Kernels kAvx2Kernels = {Isa::avx2, simd::Entry<simd::Avx2>::attend, simd::Entry<simd::Avx2>::scratch,
-                              simd::Entry<simd::Avx2>::merge_row};
+const Kernels kAvx2Kernels = simd::kernels_of<simd::Avx2>;
 
 }  // namespace headwater::cpu

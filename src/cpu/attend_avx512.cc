@@ -4,7 +4,6 @@
 
 namespace headwater::cpu {
 
-const Kernels kAvx512Kernels = {Isa::avx512, simd::Entry<simd::Avx512>::attend, simd::Entry<simd::Avx512>::scratch,
-                                simd::Entry<simd::Avx512>::merge_row};
+const Kernels kAvx512Kernels = simd::kernels_of<simd::Avx512>;
 
 }  // namespace headwater::cpu

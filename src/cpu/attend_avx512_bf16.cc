@@ -4,7 +4,6 @@
 
 namespace headwater::cpu {
 
-const Kernels kAvx512Bf16Kernels = {Isa::avx512_bf16, simd::Entry<simd::Avx512Bf16>::attend,
-                                    simd::Entry<simd::Avx512Bf16>::scratch, simd::Entry<simd::Avx512Bf16>::merge_row};
+const Kernels kAvx512Bf16Kernels = simd::kernels_of<simd::Avx512Bf16>;
 
 }  // namespace headwater::cpu

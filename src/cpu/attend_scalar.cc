@@ -84,8 +84,23 @@ std::size_t scratch_bytes(const AttendParams& p, int max_rows) noexcept {
   return scalar::scratch_floats(p, max_rows) * sizeof(float);
 }
 
+void convert(const void* from, DType from_type, void* to, DType to_type, int n) noexcept {
+  with_type(from_type, [&](auto from_tag) {
+    with_type(to_type, [&](auto to_tag) {
+      convert_row(static_cast<const decltype(from_tag)*>(from), static_cast<decltype(to_tag)*>(to), n);
+    });
+  });
+}
+
+void add_weighted(const void* from, DType type, float weight, float* sum, int n) noexcept {
+  with_type(type, [&](auto tag) {
+    const auto* x = static_cast<const decltype(tag)*>(from);
+    for (int i = 0; i < n; ++i) sum[i] += weight * to_f32(x[i]);
+  });
+}
+
 }  // namespace
 
-const Kernels kScalarKernels = {Isa::scalar, attend, scratch_bytes, merge_row};
+const Kernels kScalarKernels = {Isa::scalar, attend, scratch_bytes, merge_row, convert, add_weighted};
 
 }  // namespace headwater::cpu

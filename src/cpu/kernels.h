@@ -62,6 +62,10 @@ struct Kernels {
   /// and lse. In batch-invariant mode a left fold (state.h). count >= 1; the scalar level also takes 0, a row without
   /// keys.
   void (*merge_row)(const AttendParams& p, std::int32_t row, const std::int32_t* slots, int count) noexcept;
+  /// to[i] := from[i], rounded to nearest even: the same bits at every level (a NaN stays some NaN).
+  void (*convert_row)(const void* from, DType from_type, void* to, DType to_type, int n) noexcept;
+  /// sum[i] += weight * from[i] with two roundings: the same bits at every level.
+  void (*add_weighted_row)(const void* from, DType type, float weight, float* sum, int n) noexcept;
 };
 
 /// Table of a level; throws Error(unsupported) where the processor lacks it.

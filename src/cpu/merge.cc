@@ -1,12 +1,13 @@
 // Merging of partial attention states that the caller holds (M1): base-2 weights relative to the greatest LSE.
 //
-// A head of a group is worked on in blocks of head_dim on the stack; its weights are computed anew for every block, so
-// that no scratch memory is needed. Groups are dealt to workers in contiguous runs.
+// A head of a group is worked on in blocks of head_dim on the stack, so that no scratch memory is needed. Weights are
+// scalar and the same at every ISA level; rows are added up and converted by the level's kernels (kernels.h). Groups
+// are dealt to workers in contiguous runs.
 #include <algorithm>
 #include <cmath>
 #include <string>
 
-#include "cpu/convert.h"
+#include "cpu/kernels.h"
 #include "cpu/state.h"
 #include "cpu/validate.h"
 #include "headwater/cpu.h"
@@ -14,12 +15,14 @@
 namespace headwater::cpu {
 namespace {
 
-constexpr int kBlock = 128;
+constexpr int kBlock = 512;
+constexpr int kKeptWeights = 32;  ///< further ones are computed anew where they are needed
 /// Elements of v_in below which the calling thread does everything.
 constexpr std::int64_t kSerialElements = std::int64_t{32} * 1024;
 constexpr float kPlusInfinity = -kMinusInfinity;
 
 struct Merge {
+  const Kernels& kernels;
   ConstRowsView v_in;
   ConstLseView lse_in;
   std::span<const std::int32_t> o_indptr;
@@ -45,7 +48,6 @@ struct Merge {
   }
 };
 
-template <class In, class Out>
 class HeadMerge {
  public:
   HeadMerge(const Merge& m, std::int64_t group, int head) noexcept
@@ -53,8 +55,7 @@ class HeadMerge {
         head_(head),
         group_(group),
         begin_(m.o_indptr[static_cast<std::size_t>(group)]),
-        end_(m.o_indptr[static_cast<std::size_t>(group) + 1]),
-        out_(static_cast<Out*>(m.v_out.data) + group * m.v_out.row_stride + head * m.v_out.head_stride) {}
+        end_(m.o_indptr[static_cast<std::size_t>(group) + 1]) {}
 
   void run() noexcept {
     if (end_ - begin_ == 1 && m_.lse_of(begin_, head_) != kMinusInfinity) {
@@ -65,13 +66,19 @@ class HeadMerge {
   }
 
  private:
-  [[nodiscard]] const In* in(std::int64_t row) const noexcept {
-    return static_cast<const In*>(m_.v_in.data) + row * m_.v_in.row_stride + head_ * m_.v_in.head_stride;
+  [[nodiscard]] const std::byte* in(std::int64_t row, int d) const noexcept {
+    return static_cast<const std::byte*>(m_.v_in.data) +
+           (row * m_.v_in.row_stride + head_ * m_.v_in.head_stride + d) * bytes_of(m_.v_in.dtype);
   }
+  [[nodiscard]] std::byte* out(int d) const noexcept {
+    return static_cast<std::byte*>(m_.v_out.data) +
+           (group_ * m_.v_out.row_stride + head_ * m_.v_out.head_stride + d) * bytes_of(m_.v_out.dtype);
+  }
+  static std::int64_t bytes_of(DType type) noexcept { return static_cast<std::int64_t>(size_of(type)); }
 
   /// A group of one: the same bits. Only a change of type or base can alter them.
   void copy() noexcept {
-    convert_row(in(begin_), out_, m_.head_dim);
+    m_.kernels.convert_row(in(begin_, 0), m_.v_in.dtype, out(0), m_.v_out.dtype, m_.head_dim);
     if (m_.lse_out.data == nullptr) return;
     const float lse = m_.lse_in.data[begin_ * m_.lse_in.row_stride + head_ * m_.lse_in.head_stride];
     if (m_.lse_in.base == m_.lse_out.base) {
@@ -82,31 +89,33 @@ class HeadMerge {
   }
 
   void merge() noexcept {
-    float max = kMinusInfinity;
+    max_ = kMinusInfinity;
     float sum = 0.0F;
-    for (std::int64_t i = begin_; i < end_; ++i) max = std::max(max, m_.lse_of(i, head_));
-    for (std::int64_t i = begin_; i < end_; ++i) sum += weight(i, max);
-    for (int d = 0; d < m_.head_dim; d += kBlock) merge_block(d, std::min(kBlock, m_.head_dim - d), max, sum);
-    m_.write_lse(group_, head_, sum == 0.0F ? kMinusInfinity : max + std::log2(sum));
-  }
-
-  [[nodiscard]] float weight(std::int64_t i, float max) const noexcept {
-    const float lse = m_.lse_of(i, head_);
-    return lse == kMinusInfinity ? 0.0F : std::exp2(lse - max);
-  }
-
-  void merge_block(int d, int n, float max, float sum) noexcept {
-    float o[kBlock] = {};
+    for (std::int64_t i = begin_; i < end_; ++i) max_ = std::max(max_, m_.lse_of(i, head_));
     for (std::int64_t i = begin_; i < end_; ++i) {
-      const float w = weight(i, max);
+      const float w = compute_weight(i);
+      if (i - begin_ < kKeptWeights) weights_[i - begin_] = w;
+      sum += w;
+    }
+    const float factor = sum == 0.0F ? 0.0F : 1.0F / sum;
+    for (int d = 0; d < m_.head_dim; d += kBlock) merge_block(d, std::min(kBlock, m_.head_dim - d), factor);
+    m_.write_lse(group_, head_, sum == 0.0F ? kMinusInfinity : max_ + std::log2(sum));
+  }
+
+  [[nodiscard]] float compute_weight(std::int64_t i) const noexcept {
+    const float lse = m_.lse_of(i, head_);
+    return lse == kMinusInfinity ? 0.0F : std::exp2(lse - max_);
+  }
+
+  void merge_block(int d, int n, float factor) noexcept {
+    float o[kBlock];
+    std::fill_n(o, n, 0.0F);
+    for (std::int64_t i = begin_; i < end_; ++i) {
+      const float w = i - begin_ < kKeptWeights ? weights_[i - begin_] : compute_weight(i);
       if (w == 0.0F) continue;  // its values may be anything
-      const In* v = in(i) + d;
-      for (int k = 0; k < n; ++k) o[k] += w * to_f32(v[k]);
+      m_.kernels.add_weighted_row(in(i, d), m_.v_in.dtype, w * factor, o, n);
     }
-    if (sum != 0.0F) {
-      for (int k = 0; k < n; ++k) o[k] /= sum;
-    }
-    convert_row(o, out_ + d, n);
+    m_.kernels.convert_row(o, DType::f32, out(d), m_.v_out.dtype, n);
   }
 
   const Merge& m_;
@@ -114,21 +123,16 @@ class HeadMerge {
   std::int64_t group_;
   std::int64_t begin_;
   std::int64_t end_;
-  Out* out_;
+  float max_ = kMinusInfinity;
+  float weights_[kKeptWeights];
 };
 
 void merge_groups(const Merge& m, int worker) noexcept {
   const std::int64_t begin = m.num_groups() * worker / m.num_workers;
   const std::int64_t end = m.num_groups() * (worker + 1) / m.num_workers;
-  with_type(m.v_in.dtype, [&](auto in) {
-    with_type(m.v_out.dtype, [&](auto out) {
-      for (std::int64_t group = begin; group < end; ++group) {
-        for (int head = 0; head < m.num_heads; ++head) {
-          HeadMerge<decltype(in), decltype(out)>(m, group, head).run();
-        }
-      }
-    });
-  });
+  for (std::int64_t group = begin; group < end; ++group) {
+    for (int head = 0; head < m.num_heads; ++head) HeadMerge(m, group, head).run();
+  }
 }
 
 void check_groups(std::span<const std::int32_t> o_indptr) {
@@ -159,7 +163,8 @@ void merge_states(ConstRowsView v_in, ConstLseView lse_in, std::span<const std::
   check_rows("v_out", v_out, groups, num_heads, head_dim);
   if (lse_out.data != nullptr) check_lse("lse_out", lse_out, groups, num_heads);
 
-  Merge merge{v_in, lse_in, o_indptr, num_heads, head_dim, v_out, lse_out, executor.num_workers()};
+  Merge merge{kernels_for(default_isa()), v_in, lse_in, o_indptr, num_heads, head_dim, v_out, lse_out,
+              executor.num_workers()};
   if (merge.num_workers == 1 || (states + groups) * num_heads * head_dim < kSerialElements) {
     merge.num_workers = 1;
     merge_groups(merge, 0);

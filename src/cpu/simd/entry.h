@@ -4,6 +4,7 @@
 #include "cpu/simd/few_rows.h"
 #include "cpu/simd/many_rows.h"
 #include "cpu/simd/merge_row.h"
+#include "cpu/simd/rows.h"
 
 namespace headwater::cpu::simd {
 
@@ -62,5 +63,10 @@ struct Entry {
     MergeRow<V>(p, row).run(slots, count);
   }
 };
+
+/// The table of a level.
+template <class V>
+inline constexpr Kernels kernels_of{V::kIsa,          Entry<V>::attend,     Entry<V>::scratch, Entry<V>::merge_row,
+                                    Rows<V>::convert, Rows<V>::add_weighted};
 
 }  // namespace headwater::cpu::simd

@@ -20,8 +20,10 @@ class FewRows {
   static constexpr int kParts = Span::kParts;
   static constexpr int kValueParts = Span::kDot ? 2 : kParts;
   static constexpr bool kWide = V::kRegisters == 32;
-  static constexpr int kAccumulators = kWide ? 16 : 8;  ///< of the values' product
-  static constexpr int kVectors = kFewKeys / kL;        ///< vectors of a tile's scores of one row
+  /// Rows of a register block. With fp32 products and registers to spare all rows go together (two keys, or one step,
+  /// at a time), so that K and V are converted once; a dot product converts nothing and takes four rows by four keys.
+  static constexpr int kMaxRows = kWide && !Span::kDot ? 12 : 4;
+  static constexpr int kVectors = kFewKeys / kL;  ///< vectors of a tile's scores of one row
   static constexpr int kExpDegree = Span::kDot ? 4 : 5;
   static constexpr int kStepBytes = kElements * Span::kElementBytes;
   static constexpr int kMaxRowLines = 40;  ///< cache lines of a K or V row of 576 fp32, wherever it starts
@@ -133,30 +135,31 @@ class FewRows {
     cursor_ = 0;
     k_ahead_ = slot * lines_.k_step;
     v_ahead_ = slot * lines_.v_step;
-    int row = 0;
-    while (row < rows_) {
-      const int left = rows_ - row;
-      if (left >= 7 || left == 4) {
-        score_rows<4, (kWide ? 4 : 2)>(slot, row, tile, k_at), row += 4;
-      } else if (left != 2 && left != 1) {
-        score_rows<3, 4>(slot, row, tile, k_at), row += 3;
-      } else if (left == 2) {
-        score_rows<2, 4>(slot, row, tile, k_at), row += 2;
-      } else {
-        score_rows<1, 4>(slot, row, tile, k_at), row += 1;
-      }
-    }
+    for_row_blocks([&]<int NR>(int row) {
+      constexpr int kKeys = NR > 4 || (NR == 4 && !kWide) ? 2 : 4;
+      score_rows<NR, kKeys>(slot, row, tile, k_at);
+    });
 
     if (Span::kDot || masked_ || special_) transform_scores(head, tile);
     if (!softmax(slot)) return;  // what was not asked for comes late, not wrong
 
     for (; cursor_ < lines_.num_k; ++cursor_) V::prefetch_far(lines_.at[cursor_] + k_ahead_);
-    row = 0;
-    for (; rows_ - row >= 4; row += 4) add_values<4>(slot, row, tile, v_at);
-    if (rows_ - row == 3) add_values<3>(slot, row, tile, v_at);
-    if (rows_ - row == 2) add_values<2>(slot, row, tile, v_at);
-    if (rows_ - row == 1) add_values<1>(slot, row, tile, v_at);
+    for_row_blocks([&]<int NR>(int row) { add_values<NR>(slot, row, tile, v_at); });
     for (; cursor_ < lines_.num; ++cursor_) V::prefetch_far(lines_.at[cursor_] + v_ahead_);
+  }
+
+  /// Calls f(integral constant NR, row) over the rows in register blocks.
+  template <class Body>
+  [[gnu::always_inline]] void for_row_blocks(Body&& body) const noexcept {
+    int row = 0;
+    if constexpr (kMaxRows == 12) {
+      if (rows_ - row >= 12) body.template operator()<12>(row), row += 12;
+      if (rows_ - row >= 8) body.template operator()<8>(row), row += 8;
+    }
+    while (rows_ - row >= 4) body.template operator()<4>(row), row += 4;
+    if (rows_ - row == 3) body.template operator()<3>(row);
+    if (rows_ - row == 2) body.template operator()<2>(row);
+    if (rows_ - row == 1) body.template operator()<1>(row);
   }
 
   /// Raw scores of NR rows with the tile's keys, NK at a time, to scores_[row][key].
@@ -168,7 +171,7 @@ class FewRows {
       const char* k[NK];
       for (int i = 0; i < NK; ++i) k[i] = tile.k[key + i] + k_at;
       F acc[NR][NK];
-#pragma GCC unroll 4
+#pragma GCC unroll 12
       for (int r = 0; r < NR; ++r) {
 #pragma GCC unroll 4
         for (int i = 0; i < NK; ++i) acc[r][i] = V::zero();
@@ -176,28 +179,35 @@ class FewRows {
       const float* qs = q;
       for (int s = 0, left = view_.p.head_dim_qk; s < key_steps_; ++s, left -= kElements, qs += kParts * kL) {
         prefetch_k<(NK * kStepBytes >= 64 ? NK * kStepBytes / 64 : 1)>();
-        F x[NK][kParts];
-#pragma GCC unroll 4
-        for (int i = 0; i < NK; ++i) Span::load_key(k[i] + std::int64_t{s} * kStepBytes, left, x[i]);
-#pragma GCC unroll 2
-        for (int part = 0; part < kParts; ++part) {
-#pragma GCC unroll 4
-          for (int r = 0; r < NR; ++r) {
-            const F lanes = V::load(qs + r * q_row + part * kL);
-#pragma GCC unroll 4
-            for (int i = 0; i < NK; ++i) acc[r][i] = Span::mac(acc[r][i], x[i][part], lanes);
-          }
-        }
+        add_part<NR, NK, 0>(acc, k, s, left, qs, q_row);
+        if constexpr (kParts == 2) add_part<NR, NK, 1>(acc, k, s, left, qs + kL, q_row);
       }
       float* to = scores_ + row * kTileKeys + key;
       if constexpr (NK == 4) {
 #pragma GCC unroll 4
         for (int r = 0; r < NR; ++r) V::reduce_add4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], to + r * kTileKeys);
       } else {
-        static_assert(NK == 2 && NR == 4);
-        V::reduce_add2x2(acc[0][0], acc[0][1], acc[1][0], acc[1][1], to, to + kTileKeys);
-        V::reduce_add2x2(acc[2][0], acc[2][1], acc[3][0], acc[3][1], to + 2 * kTileKeys, to + 3 * kTileKeys);
+        static_assert(NK == 2 && NR % 2 == 0);
+#pragma GCC unroll 6
+        for (int r = 0; r < NR; r += 2, to += 2 * kTileKeys) {
+          V::reduce_add2x2(acc[r][0], acc[r][1], acc[r + 1][0], acc[r + 1][1], to, to + kTileKeys);
+        }
       }
+    }
+  }
+
+  /// One part of step s: its vector of each key against that of each row.
+  template <int NR, int NK, int Part>
+  [[gnu::always_inline]] static void add_part(F (&acc)[NR][NK], const char* const (&k)[NK], int s, int left,
+                                              const float* q, std::int64_t q_row) noexcept {
+    F x[NK];
+#pragma GCC unroll 4
+    for (int i = 0; i < NK; ++i) x[i] = Span::template load_key<Part>(k[i] + std::int64_t{s} * kStepBytes, left);
+#pragma GCC unroll 12
+    for (int r = 0; r < NR; ++r) {
+      const F lanes = V::load(q + r * q_row);
+#pragma GCC unroll 4
+      for (int i = 0; i < NK; ++i) acc[r][i] = Span::mac(acc[r][i], x[i], lanes);
     }
   }
 
@@ -318,6 +328,7 @@ class FewRows {
   /// O[row..row + NR) = alpha * O + P V over the tile's keys.
   template <int NR>
   [[gnu::noinline]] void add_values(int slot, int row, const Tile& tile, std::int64_t v_at) noexcept {
+    constexpr int kAccumulators = !kWide ? 8 : NR > 4 ? 24 : 16;
     constexpr int kSteps = kAccumulators / (NR * kValueParts) > 0 ? kAccumulators / (NR * kValueParts) : 1;
     int step = 0;
     for (; step + kSteps <= value_steps_; step += kSteps) add_value_steps<NR, kSteps>(slot, row, tile, v_at, step);
@@ -332,7 +343,7 @@ class FewRows {
     float* o = o_of(slot) + row * o_size() + std::int64_t{step} * kValueParts * kL;
     const std::int64_t o_row = o_size();
     F acc[NR][NS * kValueParts];
-#pragma GCC unroll 4
+#pragma GCC unroll 12
     for (int r = 0; r < NR; ++r) {
       const F alpha = V::set1(alpha_[row + r]);
 #pragma GCC unroll 16
@@ -344,7 +355,7 @@ class FewRows {
     for (int key = 0; key < kFewKeys; key += Span::kKeys) {
       prefetch_v<(NS * kStepBytes * Span::kKeys >= 64 ? NS * kStepBytes * Span::kKeys / 64 : 1)>();
       F weight[NR];
-#pragma GCC unroll 4
+#pragma GCC unroll 12
       for (int r = 0; r < NR; ++r) weight[r] = V::broadcast(weights + r * kTileKeys + key / Span::kKeys);
 #pragma GCC unroll 8
       for (int s = 0; s < NS; ++s) {
@@ -352,14 +363,14 @@ class FewRows {
         Span::load_value(tile.v + key, at + std::int64_t{s} * kStepBytes, left - s * kElements, x);
 #pragma GCC unroll 2
         for (int i = 0; i < kValueParts; ++i) {
-#pragma GCC unroll 4
+#pragma GCC unroll 12
           for (int r = 0; r < NR; ++r) {
             acc[r][s * kValueParts + i] = Span::mac(acc[r][s * kValueParts + i], x[i], weight[r]);
           }
         }
       }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 12
     for (int r = 0; r < NR; ++r) {
 #pragma GCC unroll 16
       for (int i = 0; i < NS * kValueParts; ++i) V::store(o + r * o_row + i * kL, acc[r][i]);
@@ -368,20 +379,32 @@ class FewRows {
 
   /// Normalises the rows of a head, adds the learned sink and sends them on their way.
   void close(int head, int slot) noexcept {
-    for (int row = 0; row < rows_; ++row) {
-      const F sum = V::set1(V::reduce_add(V::load(sum_of(slot, row))));
+    alignas(64) float sums[kRowPad];
+    alignas(64) float factors[kRowPad];
+    alignas(64) float lses[kRowPad];
+    const auto sum_at = [&](int row) { return V::load(sum_of(slot, row < rows_ ? row : rows_ - 1)); };
+    for (int row = 0; row < rows_; row += 4) {
+      V::reduce_add4(sum_at(row), sum_at(row + 1), sum_at(row + 2), sum_at(row + 3), sums + row);
+    }
+    for (int row = (rows_ + 3) / 4 * 4; row < kRowPad; ++row) sums[row] = 0.0F;
+    for (int row = 0; row < rows_; row += kL) {
+      const F sum = V::load(sums + row);
       const auto empty = V::equal(sum, V::zero());
       F factor = V::select(empty, V::zero(), V::div(V::set1(view_.value_factor(head)), sum));
-      F lse = V::select(empty, V::set1(-kInfinity), V::add(V::set1(max_of(slot)[row]), log2<V>(sum)));
+      F lse = V::select(empty, V::set1(-kInfinity), V::add(V::load(max_of(slot) + row), log2<V>(sum)));
       if (view_.direct() && view_.p.sinks != nullptr) {
-        const Fold<V> fold = Fold<V>::make(lse, V::set1(view_.sink(row, head)));
+        float sinks[kL];
+        for (int i = 0; i < kL; ++i) sinks[i] = row + i < rows_ ? view_.sink(row + i, head) : -kInfinity;
+        const Fold<V> fold = Fold<V>::make(lse, V::load(sinks));
         factor = V::mul(factor, fold.a);
         lse = fold.lse;
       }
-      float lses[kL];
-      V::store(lses, lse);
-      view_.store_lse(row, 0, head, lses[0]);
-      store_row(o_of(slot) + row * o_size(), factor, view_.destination(row, 0, head));
+      V::store(factors + row, factor);
+      V::store(lses + row, lse);
+    }
+    for (int row = 0; row < rows_; ++row) {
+      view_.store_lse(row, 0, head, lses[row]);
+      store_row(o_of(slot) + row * o_size(), V::set1(factors[row]), view_.destination(row, 0, head));
     }
   }
 

@@ -9,6 +9,8 @@
 // slot, and states are closed at the end of every chunk. A row's arithmetic is then a function of its own range alone.
 #pragma once
 
+#include <cstring>
+
 #include "cpu/simd/row_states.h"
 
 namespace headwater::cpu::simd {
@@ -159,7 +161,11 @@ class ManyRows : RowStates<V, Arith, Kv> {
     return after;
   }
 
-  [[gnu::always_inline]] static void convert_row(const char* from, int n, bool split, float* to) noexcept {
+  /// `soon`: the row whose turn comes shortly after, asked for meanwhile.
+  [[gnu::always_inline]] static void convert_row(const char* from, int n, bool split, float* to,
+                                                 const char* soon) noexcept {
+    const int bytes = n * static_cast<int>(element_bytes(Kv));
+    for (int at = 0; at < bytes; at += 64) V::prefetch_near(soon + at);
     if (kSplit && split) {
       for (int d = 0; d < n; d += 2 * kL) {
         F even;
@@ -173,29 +179,40 @@ class ManyRows : RowStates<V, Arith, Kv> {
     }
   }
 
-  /// A vector of units of a key, from unit u of the converted order on.
+  /// A vector of units of a key, from unit u on.
   [[gnu::always_inline]] F load_units(const char* key, int u, int left) const noexcept {
     if constexpr (kDot) {
       return V::load_first(key + std::int64_t{u} * 4, left);
-    } else if constexpr (kSplit) {
-      if (!split_qk_) return V::load_bf16(key + 2 * u);
-      F even;
-      F odd;
-      V::load_bf16_split(key + 2 * (u / (2 * kL) * (2 * kL)), even, odd);
-      return u / kL % 2 == 0 ? even : odd;
     } else {
       return load_as_f32<V, Kv>(key + u * element_bytes(Kv));
     }
   }
 
+  /// Sets keys_ and key_step_: in place where every group of four keys is evenly spaced (pages of a multiple of four),
+  /// else converted, or copied as they are.
   void prepare_keys(const Tile& tile) noexcept {
-    if constexpr (!kKeysInPlace) {
-      for (int s = tile.begin; s < tile.end; ++s) {
-        float* to = k_tile_ + std::int64_t{s} * k_stride_;
-        convert_row(tile.k[s], view_.p.head_dim_qk, split_qk_, to);
-        k_rows_[s] = reinterpret_cast<const char*>(to);
+    keys_ = tile.k;
+    key_step_ = view_.kv.k.token_stride * element_bytes(Kv);
+    if (kKeysInPlace && evenly_spaced(tile)) return;
+    keys_ = k_rows_;
+    key_step_ = k_stride_ * 4;
+    for (int s = tile.begin; s < tile.end; ++s) {
+      float* to = k_tile_ + std::int64_t{s} * k_stride_;
+      k_rows_[s] = reinterpret_cast<const char*>(to);
+      if constexpr (kDot) {
+        std::memcpy(to, tile.k[s], static_cast<std::size_t>(units_) * 4);
+      } else {
+        convert_row(tile.k[s], view_.p.head_dim_qk, split_qk_, to, tile.k[s + 4 < tile.end ? s + 4 : s]);
       }
     }
+  }
+
+  bool evenly_spaced(const Tile& tile) const noexcept {
+    bool even = true;
+    for (int s = tile.begin; s + 1 < tile.end; ++s) {
+      even = even && ((s + 1 - tile.begin) % 4 == 0 || tile.k[s + 1] - tile.k[s] == key_step_);
+    }
+    return even;
   }
 
   void prepare_values(const Tile& tile) noexcept {
@@ -208,7 +225,8 @@ class ManyRows : RowStates<V, Arith, Kv> {
       }
     } else {
       for (int s = tile.begin; s < tile.end; ++s) {
-        convert_row(tile.v[s], dvo_, split_vo_, v_tile_ + std::int64_t{s} * v_stride_);
+        convert_row(tile.v[s], dvo_, split_vo_, v_tile_ + std::int64_t{s} * v_stride_,
+                    tile.v[s + 4 < tile.end ? s + 4 : s]);
       }
     }
   }
@@ -225,7 +243,7 @@ class ManyRows : RowStates<V, Arith, Kv> {
     if (masked_ || special_) transform_scores<NV>(row, tile, tile_max);
     const int open = softmax_block<NV>(row, tile, tile_max);
     if (open < 0) return;
-    if (one_block_) prepare_values(tile);
+    if (one_block_ && (kDot || !narrow_)) prepare_values(tile);
     if (NV == 1 && narrow_) {
       narrow_values(tile, open);
     } else {
@@ -234,12 +252,19 @@ class ManyRows : RowStates<V, Arith, Kv> {
   }
 
   [[gnu::always_inline]] void narrow_scores(const Tile& tile, F& tile_max) noexcept {
-    for (int s = tile.begin; s < tile.end; s += Narrow<V, Arith>::kKeys) {
-      const int left = tile.end - s;
-      Narrow<V, Arith>::scores(
-          tile.k + s, left < Narrow<V, Arith>::kKeys ? left : Narrow<V, Arith>::kKeys, q_, view_.num_rows, units_,
-          V::set1(kDot ? scale_ : 1.0F), k_tile_, scores_ + std::int64_t{s} * kL, tile_max,
-          ahead_, [&](const char* key, int u, int n) __attribute__((always_inline)) { return load_units(key, u, n); });
+    using Form = Narrow<V, Arith>;
+    for (int s = tile.begin; s < tile.end; s += Form::kKeys) {
+      const int count = tile.end - s < Form::kKeys ? tile.end - s : Form::kKeys;
+      if (kSplit && split_qk_) {
+        Form::transpose_pairs(tile.k + s, count, units_, k_tile_);
+      } else {
+        Form::transpose_keys(
+            tile.k + s, count, units_, k_tile_, [&](const char* key, int u, int n) __attribute__((always_inline)) {
+              return load_units(key, u, n);
+            });
+      }
+      Form::scores(k_tile_, count, q_, view_.num_rows, units_, V::set1(kDot ? scale_ : 1.0F),
+                   scores_ + std::int64_t{s} * kL, tile_max, ahead_);
     }
   }
 
@@ -248,15 +273,38 @@ class ManyRows : RowStates<V, Arith, Kv> {
     V::store(alpha, alpha_[0]);
     const int begin = tile.begin / Arith::kPerUnit;
     const int units = (tile.end + Arith::kPerUnit - 1) / Arith::kPerUnit - begin;
-    Narrow<V, Arith>::values(scores_ + std::int64_t{begin} * kL, view_.num_rows,
-                             v_tile_ + std::int64_t{begin} * v_stride_, v_stride_, units, dvo_,
-                             open == kOpenZero ? nullptr : alpha, o_, ahead_);
+    const float* pairs = v_tile_ + std::int64_t{begin} * v_stride_;
+    const char* const* rows = tile.v + begin;
+    Narrow<V, Arith>::values(
+        scores_ + std::int64_t{begin} * kL, view_.num_rows, units, dvo_, open == kOpenZero ? nullptr : alpha, o_,
+        ahead_, [&]<int NV>(int u, int d, F(&x)[NV]) __attribute__((always_inline)) {
+          load_values<NV>(kDot ? nullptr : rows[u], pairs + std::int64_t{u} * v_stride_, d, x);
+        });
+  }
+
+  /// NV vectors of V from position d of the converted order on: of pairs of rows (dot products), or of a row.
+  template <int NV>
+  [[gnu::always_inline]] void load_values(const char* row, const float* pairs, int d, F (&x)[NV]) const noexcept {
+    if constexpr (NV == 2 && kSplit) {
+      if (split_vo_) {
+        V::load_bf16_split(row + 2 * d, x[0], x[1]);
+        return;
+      }
+    }
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; ++v) {
+      if constexpr (kDot) {
+        x[v] = V::load(pairs + d + v * kL);
+      } else {
+        x[v] = load_as_f32<V, Kv>(row + (d + v * kL) * element_bytes(Kv));
+      }
+    }
   }
 
   /// S^T of a block, scaled, and its greatest scores.
   template <int NV>
   [[gnu::always_inline]] void score_block(int row, const Tile& tile, F (&tile_max)[NV]) noexcept {
-    const char* const* keys = kKeysInPlace ? tile.k : k_rows_;
+    const char* const* keys = keys_ + tile.begin;
     const float* q = q_ + std::int64_t{row} * units_;
     const F scale = V::set1(scale_);
     for_blocks<kProductRows<V, NV>>(tile.end - tile.begin, [&]<int NM>(int m) {
@@ -267,8 +315,8 @@ class ManyRows : RowStates<V, Arith, Kv> {
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) acc[i][v] = V::zero();
       }
-      accumulate<V, Arith, NM, NV>(acc, RowUnits{keys + tile.begin + m}, q, units_, NV * kL,
-                                   PrefetchStep<V, 1>{ahead_});
+      accumulate<V, Arith, NM, NV>(acc, RowUnits<NM, kRowGroup<kProductRows<V, NV>>>{keys + m, key_step_}, q, units_,
+                                   NV * kL, PrefetchStep<V, 1>{ahead_});
       float* to = scores_ + std::int64_t{tile.begin + m} * NV * kL;
 #pragma GCC unroll 16
       for (int i = 0; i < NM; ++i) {
@@ -406,6 +454,8 @@ class ManyRows : RowStates<V, Arith, Kv> {
   TilePrefetch<V> ahead_;
   F alpha_[kMaxVectors];
   Tile tiles_[2];
+  const char* const* keys_ = nullptr;  ///< [slots] where the tile's keys lie
+  std::int64_t key_step_ = 0;          ///< bytes from one key of a group of four to the next
   const char* k_rows_[kTile];
 };
 

@@ -2,7 +2,8 @@
 //
 // Bit for bit the arithmetic of the wide form (one chain over the head for a score, one over the keys for an output),
 // with other lanes: scores have lanes = keys, for which K is transposed in registers; values have lanes = head
-// positions, where V lies right already. Only batch-invariant mode needs this; elsewhere the few-rows kernel is faster.
+// positions, where V lies right already and is converted in registers. Only batch-invariant mode needs this; elsewhere
+// the few-rows kernel is faster.
 #pragma once
 
 #include "cpu/simd/product.h"
@@ -38,14 +39,34 @@ struct Narrow {
     }
   }
 
+  /// The same from bf16: pairs are transposed, then split into a vector of even and one of odd elements (the order of
+  /// RowStates::order). `units` is a multiple of 2 kL.
+  [[gnu::always_inline]] static inline void transpose_pairs(const char* const* keys, int count, int units,
+                                                            float* to) noexcept {
+    for (int v = 0; v < 2; ++v) {
+      const char* key[kL];
+      for (int i = 0; i < kL; ++i) key[i] = keys[v * kL + i < count ? v * kL + i : count - 1];
+      for (int u = 0; u < units; u += 2 * kL) {
+        F block[kL];
+#pragma GCC unroll 16
+        for (int i = 0; i < kL; ++i) block[i] = V::load_first(key[i] + std::int64_t{u} * 2, kL);
+        V::transpose(block);
+        float* even = to + std::int64_t{u} * kKeys + v * kL;
+#pragma GCC unroll 16
+        for (int i = 0; i < kL; ++i) {
+          V::store(even + std::int64_t{i} * kKeys, V::even_of_pairs(block[i]));
+          V::store(even + std::int64_t{kL + i} * kKeys, V::odd_of_pairs(block[i]));
+        }
+      }
+    }
+  }
+
   /// Scores of up to kKeys keys, as S^T [key][lane = row], times `scale`; rows of padding get 0. `q` is [unit][kL
-  /// rows].
-  template <class Load>
-  [[gnu::always_inline]] static inline void scores(const char* const* keys, int count, const float* q, int rows,
-                                                   int units, F scale, float* transposed, float* to, F& greatest,
-                                                   TilePrefetch<V>& ahead, const Load& load) noexcept {
+  /// rows], `transposed` the keys as [unit][kKeys].
+  [[gnu::always_inline]] static inline void scores(const float* transposed, int count, const float* q, int rows,
+                                                   int units, F scale, float* to, F& greatest,
+                                                   TilePrefetch<V>& ahead) noexcept {
     ahead.block();
-    transpose_keys(keys, count, units, transposed, load);
     alignas(64) float s[kL][kKeys] = {};
     for_blocks<4>(rows, [&]<int NM>(int m) {
       F acc[NM][2];
@@ -72,27 +93,27 @@ struct Narrow {
     }
   }
 
-  /// O [row][dim] (+)= P V; `weights` is [unit][kL rows], `values` [unit][v_step]. `alpha` corrects what O holds;
-  /// nullptr: O holds nothing yet.
-  [[gnu::always_inline]] static inline void values(const float* weights, int rows, const float* values,
-                                                   std::int64_t v_step, int units, int dim, const float* alpha,
-                                                   float* o, TilePrefetch<V>& ahead) noexcept {
+  /// O [row][dim] (+)= P V; `weights` is [unit][kL rows]; `load<NV>(unit, d, x)` gives NV vectors of V from position d
+  /// on. `alpha` corrects what O holds; nullptr: O holds nothing yet.
+  template <class Load>
+  [[gnu::always_inline]] static inline void values(const float* weights, int rows, int units, int dim,
+                                                   const float* alpha, float* o, TilePrefetch<V>& ahead,
+                                                   const Load& load) noexcept {
     for_blocks<4>(rows, [&]<int NM>(int m) {
       int d = 0;
-      for (; d + 2 * kL <= dim; d += 2 * kL)
-        value_block<NM, 2>(weights + m, values + d, v_step, units, dim, alpha, m, o + d, ahead);
-      for (; d < dim; d += kL) value_block<NM, 1>(weights + m, values + d, v_step, units, dim, alpha, m, o + d, ahead);
+      for (; d + 2 * kL <= dim; d += 2 * kL) value_block<NM, 2>(weights + m, units, dim, alpha, m, d, o, ahead, load);
+      for (; d < dim; d += kL) value_block<NM, 1>(weights + m, units, dim, alpha, m, d, o, ahead, load);
     });
   }
 
  private:
-  template <int NM, int NV>
-  [[gnu::always_inline]] static inline void value_block(const float* weights, const float* values, std::int64_t v_step,
-                                                        int units, int dim, const float* alpha, int row, float* o,
-                                                        TilePrefetch<V>& ahead) noexcept {
+  template <int NM, int NV, class Load>
+  [[gnu::always_inline]] static inline void value_block(const float* weights, int units, int dim, const float* alpha,
+                                                        int row, int d, float* o, TilePrefetch<V>& ahead,
+                                                        const Load& load) noexcept {
     ahead.block();
     F acc[NM][NV];
-    float* at = o + std::int64_t{row} * dim;
+    float* at = o + std::int64_t{row} * dim + d;
 #pragma GCC unroll 4
     for (int i = 0; i < NM; ++i) {
 #pragma GCC unroll 2
@@ -101,8 +122,18 @@ struct Narrow {
                                      : V::mul(V::load(at + std::int64_t{i} * dim + v * kL), V::set1(alpha[row + i]));
       }
     }
-    accumulate<V, Arith, NM, NV>(acc, ColumnUnits{reinterpret_cast<const char*>(weights), kL * 4}, values, units,
-                                 v_step, PrefetchStep<V, 2>{ahead});
+    const PrefetchStep<V, 2> step{ahead};
+    for (int u = 0; u < units; ++u, weights += kL) {
+      step();
+      F x[NV];
+      load(u, d, x);
+#pragma GCC unroll 4
+      for (int i = 0; i < NM; ++i) {
+        const F weight = V::broadcast(weights + i);
+#pragma GCC unroll 2
+        for (int v = 0; v < NV; ++v) acc[i][v] = Arith::mac(acc[i][v], weight, x[v]);
+      }
+    }
 #pragma GCC unroll 4
     for (int i = 0; i < NM; ++i) {
 #pragma GCC unroll 2

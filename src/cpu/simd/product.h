@@ -29,12 +29,23 @@ struct Dot16 {
   }
 };
 
-/// Units of row m: consecutive in memory, rows anywhere.
+/// Units of row m: consecutive in memory. Rows come in groups of `Group` that are `stride` bytes apart, groups lie
+/// anywhere: a pointer for each of a dozen rows would not fit the register file beside the rest of the loop.
+template <int Rows, int Group>
 struct RowUnits {
-  const char* const* rows;
-  std::size_t offset = 0;
-  [[gnu::always_inline]] inline const void* at(int m) const noexcept { return rows[m] + offset; }
-  [[gnu::always_inline]] inline void next() noexcept { offset += 4; }
+  static constexpr int kGroups = (Rows + Group - 1) / Group;
+  const char* group[kGroups];
+  std::int64_t stride;
+  /// `rows` points to the addresses of all rows, of which each group's first is used.
+  [[gnu::always_inline]] inline RowUnits(const char* const* rows, std::int64_t row_stride) noexcept
+      : stride(row_stride) {
+    for (int i = 0; i < kGroups; ++i) group[i] = rows[i * Group];
+  }
+  [[gnu::always_inline]] inline const void* at(int m) const noexcept { return group[m / Group] + m % Group * stride; }
+  [[gnu::always_inline]] inline void next() noexcept {
+#pragma GCC unroll 8
+    for (int i = 0; i < kGroups; ++i) group[i] += 4;
+  }
 };
 
 /// Units of row m: column m of a matrix with `stride` bytes from unit to unit.
@@ -121,16 +132,28 @@ template <class V, int NV>
 inline constexpr int kProductRows = V::kRegisters == 16 ? (NV == 1   ? 12
                                                            : NV == 2 ? 6
                                                                      : 4)
-                                                        : (NV <= 2 ? 12 : 6);
+                                                        : (NV == 1   ? 16
+                                                           : NV == 2 ? 12
+                                                                     : 6);
+
+/// Blocks of at most Max rows begin at multiples of this, save single ones and the last pair.
+template <int Max>
+inline constexpr int kRowGroup = Max % 4 == 0 ? 4 : 2;
 
 /// Calls f(integral constant NM, m) over [0, n) in register blocks: as many of the largest size as leave no small rest.
 template <int Max, class F>
 [[gnu::always_inline]] inline void for_blocks(int n, F&& f) noexcept {
   int m = 0;
+  if constexpr (Max == 16) {
+    for (; n - m >= 16; m += 16) f.template operator()<16>(m);
+  }
   if constexpr (Max == 12) {
     for (; n - m >= 12; m += 12) f.template operator()<12>(m);
   }
-  if constexpr (Max >= 6) {
+  if constexpr (Max >= 12) {
+    for (; n - m >= 8; m += 8) f.template operator()<8>(m);
+  }
+  if constexpr (Max == 6) {
     for (; n - m >= 6 && n - m != 8; m += 6) f.template operator()<6>(m);
   }
   for (; n - m >= 4; m += 4) f.template operator()<4>(m);

@@ -24,7 +24,8 @@ class RowStates {
   static constexpr int kL = V::kLanes;
   static constexpr int kMaxVectors = V::kRegisters == 16 ? 2 : 4;  ///< of a row block
   static constexpr bool kDot = Arith::kPerUnit == 2;
-  static constexpr bool kKeysInPlace = kDot || Kv == DType::f32;
+  /// Keys are broadcast from where they lie; with few registers, blocks of six keys ask for evenly spaced ones.
+  static constexpr bool kKeysInPlace = kDot || (Kv == DType::f32 && V::kRegisters == 32);
   /// bf16 tiles are converted two vectors at a time, split in even and odd elements: cheaper than widening each. Q is
   /// packed, and O^T kept, in the same order.
   static constexpr bool kSplit = !kDot && Kv == DType::bf16;

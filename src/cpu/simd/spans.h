@@ -1,8 +1,9 @@
 // How the few-rows kernel reads K and V: spans of a row as one to two vectors, in whatever order the loads leave them.
 //
 // A span type defines kElements (of a row that one step consumes), kParts (vectors that it yields) and kKeys (keys
-// whose values are read together: 2 where a dot instruction multiplies pairs). Q is packed in the order of load_key's
-// vectors, and O is kept in the order of load_value's; `restore` puts a step of O back in order.
+// whose values are read together: 2 where a dot instruction multiplies pairs). Part by part for keys, so that no more
+// than one vector of a key is held at a time. Q is packed in the order of load_key's parts, and O is kept in the order
+// of load_value's vectors; `restore` puts a step of O back in order.
 #pragma once
 
 #include "cpu/simd/item_view.h"
@@ -19,8 +20,9 @@ struct PlainSpan {
   static constexpr bool kDot = false;
   static constexpr int kElementBytes = T == DType::f32 ? 4 : T == DType::f8e4m3 ? 1 : 2;
 
-  [[gnu::always_inline]] static inline void load_key(const char* p, int /*left*/, F (&x)[kParts]) noexcept {
-    x[0] = load_as_f32<V, T>(p);
+  template <int Part>
+  [[gnu::always_inline]] static inline F load_key(const char* p, int /*left*/) noexcept {
+    return load_as_f32<V, T>(p);
   }
   [[gnu::always_inline]] static inline void load_value(const char* const* p, std::int64_t at, int /*left*/,
                                                        F (&x)[kParts]) noexcept {
@@ -46,8 +48,9 @@ struct SplitSpan {
   static constexpr bool kDot = false;
   static constexpr int kElementBytes = 2;
 
-  [[gnu::always_inline]] static inline void load_key(const char* p, int /*left*/, F (&x)[kParts]) noexcept {
-    V::load_bf16_split(p, x[0], x[1]);
+  template <int Part>
+  [[gnu::always_inline]] static inline F load_key(const char* p, int /*left*/) noexcept {
+    return Part == 0 ? V::load_bf16_even(p) : V::load_bf16_odd(p);
   }
   [[gnu::always_inline]] static inline void load_value(const char* const* p, std::int64_t at, int /*left*/,
                                                        F (&x)[kParts]) noexcept {
@@ -73,8 +76,9 @@ struct DotSpan {
   static constexpr bool kDot = true;
   static constexpr int kElementBytes = 2;
 
-  [[gnu::always_inline]] static inline void load_key(const char* p, int left, F (&x)[1]) noexcept {
-    x[0] = V::load_first(p, (left < kElements ? left : kElements) / 2);
+  template <int Part>
+  [[gnu::always_inline]] static inline F load_key(const char* p, int left) noexcept {
+    return V::load_first(p, (left < kElements ? left : kElements) / 2);
   }
   [[gnu::always_inline]] static inline void load_value(const char* const* p, std::int64_t at, int left,
                                                        F (&x)[2]) noexcept {
@@ -85,7 +89,7 @@ struct DotSpan {
   [[gnu::always_inline]] static inline void restore(F (&x)[2]) noexcept { V::join_interleaved(x[0], x[1], x[0], x[1]); }
   template <DType Q>
   [[gnu::always_inline]] static inline void pack(const char* q, int left, F /*scale*/, F (&x)[1]) noexcept {
-    load_key(q, left, x);
+    x[0] = load_key<0>(q, left);
   }
 };
 

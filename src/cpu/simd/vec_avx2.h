@@ -153,6 +153,21 @@ struct Avx2 {
     even = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
     odd = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(int(0xFFFF0000U))));
   }
+  /// The same, one at a time.
+  HEADWATER_INLINE F load_bf16_even(const void* p) noexcept {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)), 16));
+  }
+  HEADWATER_INLINE F load_bf16_odd(const void* p) noexcept {
+    const __m256i x = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+    return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(int(0xFFFF0000U))));
+  }
+  /// Each lane a pair of bf16: the first, and the second, as fp32.
+  HEADWATER_INLINE F even_of_pairs(F x) noexcept {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16));
+  }
+  HEADWATER_INLINE F odd_of_pairs(F x) noexcept {
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(int(0xFFFF0000U))));
+  }
   /// Even and odd elements of sixteen consecutive values.
   HEADWATER_INLINE void split(F first, F second, F& even, F& odd) noexcept {
     const F lo = _mm256_permute2f128_ps(first, second, 0x20);

@@ -119,6 +119,13 @@ struct Avx512 {
     _mm_storeu_ps(p, reduce4(
                          a, b, c, d, [](F x, F y) __attribute__((always_inline)) { return _mm512_add_ps(x, y); }));
   }
+  /// The same for two pairs that go to different places.
+  HEADWATER_INLINE void reduce_add2x2(F a, F b, F c, F d, float* ab, float* cd) noexcept {
+    const __m128 x = reduce4(
+        a, b, c, d, [](F y, F z) __attribute__((always_inline)) { return _mm512_add_ps(y, z); });
+    _mm_storel_pi(reinterpret_cast<__m64*>(ab), x);
+    _mm_storeh_pi(reinterpret_cast<__m64*>(cd), x);
+  }
   /// The greatest lanes of four vectors, written to p[0..3].
   HEADWATER_INLINE void reduce_max4(F a, F b, F c, F d, float* p) noexcept {
     _mm_storeu_ps(p, reduce4(
@@ -148,6 +155,20 @@ struct Avx512 {
     asm("" : "+v"(x));  // one load, not one for each use
     even = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
     odd = _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int(0xFFFF0000U))));
+  }
+  /// The same, one at a time.
+  HEADWATER_INLINE F load_bf16_even(const void* p) noexcept {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+  }
+  HEADWATER_INLINE F load_bf16_odd(const void* p) noexcept {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(int(0xFFFF0000U))));
+  }
+  /// Each lane a pair of bf16: the first, and the second, as fp32.
+  HEADWATER_INLINE F even_of_pairs(F x) noexcept {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 16));
+  }
+  HEADWATER_INLINE F odd_of_pairs(F x) noexcept {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(int(0xFFFF0000U))));
   }
   /// Even and odd elements of 32 consecutive values.
   HEADWATER_INLINE void split(F first, F second, F& even, F& odd) noexcept {
