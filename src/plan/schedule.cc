@@ -85,19 +85,23 @@ void Scheduler::add_tile(const CostModel& cost, const PlanData& plan, const Piec
     unit.tok_end = std::max(unit.tok_end, std::min(row.hi, piece.tok_end));
     unit.all_end = std::min(unit.all_end, row.hi);
   }
-  if (from_begin) return add_unit(cost, unit);
+  // Batch-invariant mode: sinks are always a unit of their own, so that no row's states depend on its neighbours.
+  const bool sinks_apart = plan.options.batch_invariant && piece.tok_begin < sinks_ && sinks_ < piece.tok_end;
+  if (from_begin && !sinks_apart) return add_unit(cost, unit);
+  const std::int32_t window_begin = sinks_apart ? sinks_ : piece.tok_begin;
   seen_.clear();
   for (const std::int32_t r : rows) {
     const RowRange& row = plan.rows[sz(r)];
     const std::int32_t hi = std::min(row.hi, piece.tok_end);
     if (piece.tok_begin < std::min(hi, sinks_)) seen_.emplace_back(piece.tok_begin, std::min(hi, sinks_));
-    if (row.lo < hi) seen_.emplace_back(std::max(row.lo, piece.tok_begin), hi);
+    if (std::max(row.lo, window_begin) < hi) seen_.emplace_back(std::max(row.lo, window_begin), hi);
   }
   std::ranges::sort(seen_);
   for (std::size_t i = 0; i < seen_.size();) {
     unit.tok_begin = unit.all_end = seen_[i].first;  // what all rows see is not looked for here
     unit.tok_end = seen_[i].second;
     for (++i; i < seen_.size() && seen_[i].first <= unit.tok_end; ++i) {
+      if (sinks_apart && unit.tok_begin < sinks_ && seen_[i].first == sinks_) break;
       unit.tok_end = std::max(unit.tok_end, seen_[i].second);
     }
     add_unit(cost, unit);
