@@ -1,6 +1,6 @@
 // Constants of the cost model, all integers so that every compiler and device decides alike. Times in picoseconds.
-// `headwater calibrate` measures them; the defaults are estimates for a Zen 4 with two threads, fitted to no other
-// machine.
+// `headwater calibrate` measures them; the defaults are estimates for a Zen 4 with two threads, with products fitted to
+// one machine of each other instruction-set level (for_isa).
 #pragma once
 
 #include <cstdint>
@@ -35,9 +35,9 @@ struct DeviceModel {
   ComputeModel dot16;                        ///< products on 16-bit operands (bf16 dot instructions)
   ComputeModel fma32{5'500, 11'000, 4'660, 16, 12};  ///< products in fp32, KV converted on load
 
-  /// The shipped constants (those of DeviceModel{}) for the processor this runs on.
+  /// The shipped constants for the processor this runs on: for_isa(cpu::default_isa()).
   [[nodiscard]] static DeviceModel default_cpu();
-  /// The shipped constants for an instruction-set level.
+  /// The shipped constants for an instruction-set level; those of DeviceModel{} but for the products.
   [[nodiscard]] static DeviceModel for_isa(Isa isa);
 };
 

@@ -188,13 +188,15 @@ void check_model(const DeviceModel& m) {
   check_not_negative("model.item_row_ps", m.item_row_ps);
   check_not_negative("model.partial_ps_per_kib", m.partial_ps_per_kib);
   check_not_negative("model.launch_ps", m.launch_ps);
-  for (const ComputeModel* c : {&m.dot16, &m.fma32}) {
-    check_not_negative("model compute few_row_ps", c->few_row_ps);
-    check_not_negative("model compute many_base_ps", c->many_base_ps);
-    check_not_negative("model compute many_row_ps", c->many_row_ps);
-    check_positive("model compute many_row_pad", c->many_row_pad, 1 << 16);
-    check_not_negative("model compute few_row_max", c->few_row_max);
-  }
+  const auto check_products = [](const std::string& name, const ComputeModel& c) {
+    check_not_negative((name + "few_row_ps").c_str(), c.few_row_ps);
+    check_not_negative((name + "many_base_ps").c_str(), c.many_base_ps);
+    check_not_negative((name + "many_row_ps").c_str(), c.many_row_ps);
+    check_positive((name + "many_row_pad").c_str(), c.many_row_pad, 1 << 16);
+    check_not_negative((name + "few_row_max").c_str(), c.few_row_max);
+  };
+  check_products("model.dot16.", m.dot16);
+  check_products("model.fma32.", m.fma32);
 }
 
 void check_shape(const AttentionShape& s) {

@@ -103,7 +103,7 @@ TEST(Validation, Model) {
   expect_error(kArgument, "model.item_ps = -1 is negative", [&] { Planner planner(m); });
   m = {};
   m.dot16.many_row_pad = 0;
-  expect_error(kArgument, "model compute many_row_pad = 0, expected 1..65536", [&] { Planner planner(m); });
+  expect_error(kArgument, "model.dot16.many_row_pad = 0, expected 1..65536", [&] { Planner planner(m); });
 }
 
 TEST(Validation, QueryRows) {
