@@ -44,13 +44,17 @@ class MachineProbe {
   [[nodiscard]] double memory_gbs();
 
  private:
-  double timed_read(const std::byte* data, std::size_t bytes);
+  using Reader = std::uint64_t (*)(const std::byte* data, std::size_t bytes) noexcept;
+
+  const std::byte* next_cold() noexcept;
+  double timed_read(Reader reader, const std::byte* data, std::size_t bytes);
   double timed_arithmetic(std::int64_t rounds);
 
   Executor& executor_;
   Isa isa_;
   Buffer cold_;
   std::size_t cold_at_ = 0;
+  Reader read_ = nullptr;  ///< the fastest way of reading here
   Peaks peaks_;
   std::int64_t short_rounds_ = 0;
   double short_seconds_ = 0;  ///< of short_rounds_ on one worker at full speed

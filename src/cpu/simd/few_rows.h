@@ -1,9 +1,9 @@
 // The few-rows kernel: up to a dozen stacked rows, bound by memory. K and V are read once, where they lie.
 //
 // Tiles of 16 keys are the outer loop and KV heads the inner one, so that a page is read whole while it is near; the
-// states of all heads (up to kFewHeads at a time) stay in scratch. While a head's slice of a tile is computed, the same
-// head's slice of the next tile is asked for. Scores are dot products of 4 keys x a few rows, reduced by a tree that
-// leaves keys in lanes; O [row][d] is accumulated in registers over the tile's keys.
+// states of all heads (up to kFewHeads at a time) stay in scratch. While a head's slice of a tile is computed, the
+// slice two heads on is asked for. Scores are dot products of 4 keys x a few rows, reduced by a tree that leaves keys
+// in lanes; O [row][d] is accumulated in registers over the tile's keys.
 #pragma once
 
 #include "cpu/scratch.h"
@@ -60,16 +60,50 @@ class FewRows {
     const char* v[kFewKeys];
   };
 
-  /// Cache lines of the next tile to ask for during one KV head of this one, the first head's; taken a few at a time
-  /// between products, so that they never queue up in front of the loads that are needed now. Where the heads of a
-  /// token are neighbours (NHD) each head's turn asks for a run of whole tokens: memory then sees one sequential
-  /// stream.
+  /// Heads from the slice that is computed to the one that is asked for. Measured: two are better than a whole tile,
+  /// and no worse than one.
+  static constexpr int kHeadsAhead = 2;
+
+  /// Cache lines of a tile's K or V to ask for in one head's turn, the first head's. Where the heads of a token are
+  /// neighbours (NHD) a turn asks for a run of whole tokens of the next tile: memory then sees one sequential stream.
   struct Lines {
-    const char* at[2 * kFewKeys * kMaxRowLines];
-    int num_k = 0;
+    const char* at[kFewKeys * kMaxRowLines];
     int num = 0;
-    std::int64_t k_step = 0;  ///< bytes from one head's lines to the next one's
-    std::int64_t v_step = 0;
+    std::int64_t step = 0;  ///< bytes from one head's lines to the next one's
+    bool by_token = false;
+  };
+  struct TileLines {
+    Lines k, v;
+  };
+
+  /// The lines of one turn, taken a few at a time between products, so that they never queue up in front of the loads
+  /// that are needed now.
+  class Ahead {
+   public:
+    /// During the turn of `slot`, while `current` is computed and `next` follows it.
+    void begin(const Lines& current, const Lines& next, int slot, int heads) noexcept {
+      const int distance = current.by_token || heads < kHeadsAhead ? heads : kHeadsAhead;
+      const bool here = slot + distance < heads;
+      const Lines& lines = here ? current : next;
+      at_ = lines.at;
+      end_ = at_ + lines.num;
+      offset_ = (here ? slot + distance : slot + distance - heads) * lines.step;
+    }
+    template <int N>
+    [[gnu::always_inline]] void take() noexcept {
+      if (end_ - at_ < N) return;
+#pragma GCC unroll 8
+      for (int i = 0; i < N; ++i) V::prefetch_far(at_[i] + offset_);
+      at_ += N;
+    }
+    void rest() noexcept {
+      for (; at_ < end_; ++at_) V::prefetch_far(*at_ + offset_);
+    }
+
+   private:
+    const char* const* at_ = nullptr;
+    const char* const* end_ = nullptr;
+    std::int64_t offset_ = 0;
   };
 
   std::int64_t q_size() const noexcept { return std::int64_t{key_steps_} * kParts * kL; }
@@ -82,6 +116,7 @@ class FewRows {
   void run_heads(int first_head, int heads) noexcept {
     for (int slot = 0; slot < heads; ++slot) open(first_head + slot, slot);
     fill(tiles_[0], 0);
+    list_lines(tiles_[0], first_head, heads, lines_[0]);
     const std::int64_t k_step = view_.kv.k.head_stride * Span::kElementBytes;
     const std::int64_t v_step = view_.kv.v.head_stride * Span::kElementBytes;
     int current = 0;
@@ -89,9 +124,11 @@ class FewRows {
       const Tile& tile = tiles_[current];
       Tile& next = tiles_[current ^ 1];
       fill(next, t + kFewKeys);
-      list_lines(next, first_head, heads);
+      list_lines(next, first_head, heads, lines_[current ^ 1]);
       masked_ = t < view_.item.unmasked_begin || t + tile.count > view_.item.unmasked_end || tile.count < kFewKeys;
       for (int slot = 0; slot < heads; ++slot) {
+        k_ahead_.begin(lines_[current].k, lines_[current ^ 1].k, slot, heads);
+        v_ahead_.begin(lines_[current].v, lines_[current ^ 1].v, slot, heads);
         run_tile(first_head + slot, slot, tile, (first_head + slot) * k_step, (first_head + slot) * v_step);
       }
       current ^= 1;
@@ -132,9 +169,6 @@ class FewRows {
   }
 
   [[gnu::noinline]] void run_tile(int head, int slot, const Tile& tile, std::int64_t k_at, std::int64_t v_at) noexcept {
-    cursor_ = 0;
-    k_ahead_ = slot * lines_.k_step;
-    v_ahead_ = slot * lines_.v_step;
     for_row_blocks([&]<int NR>(int row) {
       constexpr int kKeys = NR > 4 || (NR == 4 && !kWide) ? 2 : 4;
       score_rows<NR, kKeys>(slot, row, tile, k_at);
@@ -143,9 +177,9 @@ class FewRows {
     if (Span::kDot || masked_ || special_) transform_scores(head, tile);
     if (!softmax(slot)) return;  // what was not asked for comes late, not wrong
 
-    for (; cursor_ < lines_.num_k; ++cursor_) V::prefetch_far(lines_.at[cursor_] + k_ahead_);
+    k_ahead_.rest();
     for_row_blocks([&]<int NR>(int row) { add_values<NR>(slot, row, tile, v_at); });
-    for (; cursor_ < lines_.num; ++cursor_) V::prefetch_far(lines_.at[cursor_] + v_ahead_);
+    v_ahead_.rest();
   }
 
   /// Calls f(integral constant NR, row) over the rows in register blocks.
@@ -178,7 +212,7 @@ class FewRows {
       }
       const float* qs = q;
       for (int s = 0, left = view_.p.head_dim_qk; s < key_steps_; ++s, left -= kElements, qs += kParts * kL) {
-        prefetch_k<(NK * kStepBytes >= 64 ? NK * kStepBytes / 64 : 1)>();
+        k_ahead_.template take<(NK * kStepBytes >= 64 ? NK * kStepBytes / 64 : 1)>();
         add_part<NR, NK, 0>(acc, k, s, left, qs, q_row);
         if constexpr (kParts == 2) add_part<NR, NK, 1>(acc, k, s, left, qs + kL, q_row);
       }
@@ -211,45 +245,26 @@ class FewRows {
     }
   }
 
-  /// The lines of a tile: all of K, then all of V.
-  void list_lines(const Tile& tile, int first_head, int heads) noexcept {
-    lines_.num = 0;
-    lines_.k_step = list_tensor(tile.k, tile.count, view_.kv.k, view_.p.head_dim_qk, first_head, heads);
-    lines_.num_k = lines_.num;
-    lines_.v_step = list_tensor(tile.v, tile.count, view_.kv.v, view_.p.head_dim_vo, first_head, heads);
+  void list_lines(const Tile& tile, int first_head, int heads, TileLines& lines) const noexcept {
+    list_tensor(tile.k, tile.count, view_.kv.k, view_.p.head_dim_qk, first_head, heads, lines.k);
+    list_tensor(tile.v, tile.count, view_.kv.v, view_.p.head_dim_vo, first_head, heads, lines.v);
   }
 
-  /// Appends the lines of one tensor; returns the bytes from one head's to the next one's.
-  std::int64_t list_tensor(const char* const* rows, int count, const PagedTensor& tensor, int dim, int first_head,
-                           int heads) noexcept {
+  void list_tensor(const char* const* rows, int count, const PagedTensor& tensor, int dim, int first_head, int heads,
+                   Lines& lines) const noexcept {
     const std::int64_t head_bytes = tensor.head_stride * Span::kElementBytes;
     const std::int64_t token_bytes = tensor.token_stride * Span::kElementBytes;
     const int tokens = (kFewKeys + heads - 1) / heads;
     const bool one_page = count == kFewKeys && rows[kFewKeys - 1] - rows[0] == (kFewKeys - 1) * token_bytes;
-    const bool whole_tokens = heads > 1 && tensor.head_stride == dim && one_page &&
-                              tokens * heads * (dim * Span::kElementBytes / 64 + 1) <= kFewKeys * kMaxRowLines;
-    const int num_rows = whole_tokens ? tokens : count;
-    const int bytes = dim * Span::kElementBytes * (whole_tokens ? heads : 1);
+    lines.by_token = heads > 1 && tensor.head_stride == dim && one_page &&
+                     tokens * heads * (dim * Span::kElementBytes / 64 + 1) <= kFewKeys * kMaxRowLines;
+    lines.step = lines.by_token ? tokens * token_bytes : head_bytes;
+    lines.num = 0;
+    const int num_rows = lines.by_token ? tokens : count;
+    const int bytes = dim * Span::kElementBytes * (lines.by_token ? heads : 1);
     for (int i = 0; i < num_rows; ++i) {
-      for (int at = 0; at < bytes; at += 64) lines_.at[lines_.num++] = rows[i] + first_head * head_bytes + at;
+      for (int at = 0; at < bytes; at += 64) lines.at[lines.num++] = rows[i] + first_head * head_bytes + at;
     }
-    return whole_tokens ? tokens * token_bytes : head_bytes;
-  }
-
-  /// Asks for N more lines of K, or of V.
-  template <int N>
-  [[gnu::always_inline]] void prefetch_k() noexcept {
-    if (cursor_ + N > lines_.num_k) return;
-#pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) V::prefetch_far(lines_.at[cursor_ + i] + k_ahead_);
-    cursor_ += N;
-  }
-  template <int N>
-  [[gnu::always_inline]] void prefetch_v() noexcept {
-    if (cursor_ + N > lines_.num) return;
-#pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) V::prefetch_far(lines_.at[cursor_ + i] + v_ahead_);
-    cursor_ += N;
   }
 
   /// Scale (dot products), soft cap, ALiBi, mask.
@@ -353,7 +368,7 @@ class FewRows {
     const int left = view_.p.head_dim_vo - step * kElements;
     const float* weights = scores_ + row * kTileKeys;
     for (int key = 0; key < kFewKeys; key += Span::kKeys) {
-      prefetch_v<(NS * kStepBytes * Span::kKeys >= 64 ? NS * kStepBytes * Span::kKeys / 64 : 1)>();
+      v_ahead_.template take<(NS * kStepBytes * Span::kKeys >= 64 ? NS * kStepBytes * Span::kKeys / 64 : 1)>();
       F weight[NR];
 #pragma GCC unroll 12
       for (int r = 0; r < NR; ++r) weight[r] = V::broadcast(weights + r * kTileKeys + key / Span::kKeys);
@@ -434,11 +449,10 @@ class FewRows {
   bool special_ = false;
   bool masked_ = false;
   alignas(64) float alpha_[kRowPad];
-  int cursor_ = 0;  ///< in lines_
-  std::int64_t k_ahead_ = 0;
-  std::int64_t v_ahead_ = 0;
   Tile tiles_[2];
-  Lines lines_;  ///< of the next tile
+  TileLines lines_[2];  ///< of the tiles
+  Ahead k_ahead_;
+  Ahead v_ahead_;
 };
 
 }  // namespace headwater::cpu::simd
