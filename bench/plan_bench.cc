@@ -26,8 +26,8 @@ struct Tables {
     for (int b = 0; b < requests; ++b) {
       for (int i = 0; i < capacity; ++i) {
         const int group = many_groups ? b / 16 : 0;
-        const int id = i < shared ? i + group * 0 + (many_groups ? group * shared : 0)
-                                  : static_cast<int>((static_cast<std::int64_t>(b) * capacity + i) % pool);
+        const int id =
+            i < shared ? i + group * shared : static_cast<int>((static_cast<std::int64_t>(b) * capacity + i) % pool);
         tables[static_cast<std::size_t>(b)].push_back(id);
       }
     }

@@ -226,6 +226,9 @@ void Engine::Impl::compute() {
     wanting.push_back(batch.samples[i]);
   }
   chosen.assign(wanting.size(), {});
+  for (std::size_t i = 0; i < wanting.size(); ++i) {
+    chosen[i].reserve(static_cast<std::size_t>(wanting[i].sample->num_forks) + 1);
+  }
   runner.forward(plan, {batch.tokens, batch.positions, batch.token_slots, batch.copies, logit_rows});
   runner.logits([this](int first, int count, const float* logits) { sample(first, count, logits); });
 }
@@ -234,6 +237,10 @@ void Engine::Impl::sample(int first, int count, const float* logits) {
   const auto vocab = static_cast<std::size_t>(model->config().vocab);
   Executor& executor = model->executor();
   scratch.resize(static_cast<std::size_t>(executor.num_workers()));
+  for (SamplerScratch& memory : scratch) {  // here, since the workers must not throw
+    memory.candidates.reserve(vocab);
+    memory.weights.reserve(vocab);
+  }
   const auto choose = [&](int worker, int workers) {
     for (int i = worker; i < count; i += workers) {
       const auto row = static_cast<std::size_t>(first + i);
@@ -261,6 +268,7 @@ void Engine::Impl::sample(int first, int count, const float* logits) {
 
 void Engine::Impl::accept(Sample& sample, std::int32_t token, std::vector<Event>& events) {
   if (token < 0) {
+    sample.computed = 0;  // its pages may be to blame: nobody is to adopt them
     fail(scheduler.remove(sample), "logits at position " + std::to_string(sample.tokens.size()) + " are not finite",
          events);
     return;

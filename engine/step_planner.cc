@@ -1,6 +1,8 @@
 // See step_planner.h.
 #include "engine/step_planner.h"
 
+#include <utility>
+
 namespace headwater::engine {
 
 StepPlanner::StepPlanner(const AttentionShape& shape, const PlanOptions& options, const DeviceModel& device,
@@ -39,14 +41,14 @@ const Plan& StepPlanner::plan(const StepBatch& batch) {
   tables.kv.last_page_len = batch.kv_last_page_len;
   tables.kv.page_size = page_size_;
   tables.kv.num_pages = num_pages_;
-  if (made_) {
+  if (std::exchange(made_, false)) {  // after an error from nothing
     find_changes(batch);
     const Changes changes{grown_, joined_, left_};
     planner_.update(plan_, tables, &changes);
   } else {
     plan_ = planner_.plan(shape_, tables, options_);
-    made_ = true;
   }
+  made_ = true;
   members_.clear();
   for (const ScheduledSample& scheduled : batch.samples)
     members_.push_back({scheduled.sample->serial, scheduled.num_rows});

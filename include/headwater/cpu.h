@@ -48,9 +48,10 @@ struct RunOutcome {
   std::int64_t merged_rows = 0;    ///< rows that were merged from partial states
 };
 
-/// out = softmax(scores(q, k) + mask) v for every row of the plan; formulas in options.h. A row without a visible key
-/// gives O = 0 and LSE = -inf (with a sink: LSE = the sink). Never allocates beyond the executor's own means, never
-/// waits for anything but its workers. Throws Error before anything is written.
+/// out = softmax(scores(q, k) + mask) v for every row of the plan; formulas in options.h. Views are borrowed for the
+/// call; out and lse must not overlap anything that is read. At most plan's num_workers of the executor's workers work.
+/// A row without a visible key gives O = 0 and LSE = -inf (with a sink: LSE = the sink). Never allocates beyond the
+/// executor's own means, never waits for anything but its workers. Throws Error before anything is written.
 RunOutcome run(const Plan& plan, const RunArgs& args, Executor& executor);
 
 /// Merges groups of partial states: group j's states are the rows [o_indptr[j], o_indptr[j+1]) of v_in / lse_in.
@@ -62,8 +63,9 @@ void merge_states(ConstRowsView v_in, ConstLseView lse_in, std::span<const std::
                   int head_dim, RowsView v_out, LseView lse_out, Executor& executor);
 
 /// Writes new keys and values. Row r (of R) goes to slot `token_slots[r] = page * page_size + offset`; a negative slot
-/// is skipped. k [R, Hkv, Dqk], v [R, Hkv, Dvo], f32, f16 or bf16, converted to the cache's type (f8e4m3: divided by
-/// the scale first, saturated to +-448).
+/// is skipped, and slots must differ (rows are written by several workers). Where V is a view of K (MLA) V is written
+/// last, so K's leading elements become V's: pass one latent row as both, and equal scales. k [R, Hkv, Dqk], v [R, Hkv,
+/// Dvo], f32, f16 or bf16, converted to the cache's type (f8e4m3: divided by the scale first, saturated to +-448).
 void append_kv(const KvCache& cache, ConstRowsView k, ConstRowsView v, std::span<const std::int64_t> token_slots,
                int num_kv_heads, int head_dim_qk, int head_dim_vo, Scale k_scale, Scale v_scale, Executor& executor);
 

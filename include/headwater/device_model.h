@@ -35,7 +35,8 @@ struct DeviceModel {
   ComputeModel dot16;                        ///< products on 16-bit operands (bf16 dot instructions)
   ComputeModel fma32{5'500, 11'000, 4'660, 16, 12};  ///< products in fp32, KV converted on load
 
-  /// The shipped constants for the processor this runs on: for_isa(cpu::default_isa()).
+  /// The shipped constants for the processor this runs on: for_isa(cpu::default_isa()), with as many workers as this
+  /// process may use processors.
   [[nodiscard]] static DeviceModel default_cpu();
   /// The shipped constants for an instruction-set level; those of DeviceModel{} but for the products.
   [[nodiscard]] static DeviceModel for_isa(Isa isa);

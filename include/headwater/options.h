@@ -9,6 +9,9 @@
 
 namespace headwater {
 
+/// Greatest head size; sizes are multiples of 16.
+inline constexpr int kMaxHeadDim = 1024;
+
 /// Heads, head sizes and types. The same for every layer that a plan serves.
 struct AttentionShape {
   int num_qo_heads = 32;
@@ -59,11 +62,13 @@ struct PlanOptions {
   bool alibi = false;            ///< RunArgs::alibi_slopes will be given
   bool sinks = false;            ///< RunArgs::sinks will be given (learned sink logits)
 
-  /// Results whose bits do not depend on batch, policy, row tile or number of threads (per device and ISA level).
+  /// Results whose bits do not depend on batch, policy, row tile or number of threads (per device and ISA level). With
+  /// explicit levels a row's bits are a function of where its levels end, too.
   bool batch_invariant = false;
   int invariant_chunk = 128;  ///< tokens; states are closed at absolute multiples of it
 
-  int num_workers = 0;  ///< workers to schedule for; 0: the device model's
+  int num_workers =
+      0;  ///< workers to schedule for; 0: the device model's. No run of the plan uses more of its executor
 
   /// `base` with HEADWATER_CASCADE_ATTENTION, HEADWATER_CASCADE_MIN_SHARED_PAGES and HEADWATER_CASCADE_MIN_MEMBERS
   /// applied. `lookup` returns a variable's value or nullptr (std::getenv, or a test's table). A value that cannot be

@@ -85,7 +85,8 @@ class Planner {
 
   /// Makes `plan` what plan(shape, batch, options) would be, byte for byte, with the shape and options it was made
   /// with. With `changes` only what it lists is looked at (debug builds verify it against the whole table); without,
-  /// the tables are compared. On error the plan is as it was.
+  /// the tables are compared. Where requests joined, left or changed places it plans anew, at the price of plan(). On
+  /// error the plan is as it was, except that memory running out half-way leaves it empty. An empty plan is refused.
   void update(Plan& plan, const Batch& batch, const Changes* changes = nullptr);
 
   [[nodiscard]] const DeviceModel& model() const noexcept;

@@ -1,6 +1,9 @@
 // The shipped constants: products as fitted per instruction-set level, everything else as in DeviceModel{}.
 #include "headwater/device_model.h"
 
+#include <algorithm>
+#include <thread>
+
 #include "headwater/cpu.h"
 
 namespace headwater {
@@ -25,7 +28,9 @@ DeviceModel DeviceModel::for_isa(Isa isa) {
 }
 
 DeviceModel DeviceModel::default_cpu() {
-  return for_isa(cpu::default_isa());
+  DeviceModel model = for_isa(cpu::default_isa());
+  model.num_workers = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return model;
 }
 
 }  // namespace headwater

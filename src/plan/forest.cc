@@ -350,6 +350,7 @@ bool carry_forest(std::span<const Entry> before, std::span<const Entry> after, F
     const Entry& b = after[e];
     if (a.request != b.request || a.lane != b.lane || a.solo != b.solo || a.page_begin != b.page_begin) return false;
     if (b.page_end == a.page_end) continue;
+    if (forest.mixed_starts) return false;  // it may have grown to where another one starts
     const Node& leaf = forest.nodes[static_cast<std::size_t>(forest.leaf_of[e])];
     if (b.page_end < a.page_end || leaf.page_begin >= leaf.page_end) return false;
   }

@@ -390,7 +390,7 @@ bool Planner::Scratch::carry_over(PlanData& plan, const Batch& batch, const Chan
     check_page_ids(batch.kv, base + begin, base + e.page_end, "kv_indices");
   }
 
-  // Nothing can fail from here on.
+  // Nothing is refused from here on.
   bool moved = false;
   bool other = false;
   for (std::size_t b = 0; b < fate.size(); ++b) {
@@ -426,9 +426,15 @@ bool Planner::Scratch::carry_over(PlanData& plan, const Batch& batch, const Chan
 
 void Planner::update(Plan& old, const Batch& batch, const Changes* changes) {
   PlanData& data = old.data();
+  if (data.page_size.empty()) throw Error(ErrorCode::invalid_argument, "plan is empty, expected one made by plan()");
   check_batch(batch, data.options);
   if (scratch_->carry_over(data, batch, changes)) {
-    scratch_->decide(data);
+    try {
+      scratch_->decide(data);
+    } catch (...) {
+      old = Plan();  // half of it is the new batch's
+      throw;
+    }
   } else {
     old = plan(data.shape, batch, data.options);
   }

@@ -29,7 +29,8 @@ void append_rows(const PlanOptions& o, std::int32_t qo_len, std::int32_t first, 
     const std::int64_t pos = std::int64_t{kv_end} - qo_len + i;
     std::int64_t lo = first;
     std::int64_t hi = o.causal ? std::min<std::int64_t>(pos + 1, kv_end) : kv_end;
-    if (o.window_left >= 0) lo = std::max(lo, pos - o.window_left);
+    if (o.window_left >= 0)
+      lo = std::max(lo, pos - std::min<std::int64_t>(o.window_left, std::numeric_limits<std::int32_t>::max()));
     if (o.local_chunk > 0) {
       const std::int64_t chunk = floor_div(pos, o.local_chunk);
       lo = std::max(lo, chunk * o.local_chunk);

@@ -41,8 +41,8 @@ void check_not_negative(const char* name, std::int64_t value) {
 }
 
 void check_head_dim(const char* name, int value) {
-  if (value < 16 || value > 1024 || value % 16 != 0) {
-    bad_argument(std::string(name) + " = " + str(value) + ", expected a multiple of 16 in 16..1024");
+  if (value < 16 || value > kMaxHeadDim || value % 16 != 0) {
+    bad_argument(std::string(name) + " = " + str(value) + ", expected a multiple of 16 in 16.." + str(kMaxHeadDim));
   }
 }
 

@@ -233,6 +233,34 @@ TEST(Update, OnErrorThePlanIsAsItWas) {
   EXPECT_EQ(plan.serialize(), planner.plan(kShape, longer.batch(), {}).serialize());
 }
 
+TEST(Update, SeesThatATableHasGrownToWhereAnotherStarts) {
+  PageTables t;
+  t.page_size = 4;
+  t.add({1, 2}, 4);
+  t.add({3}, 4, 1, 2);  // starts at the third page
+  PlanOptions options;
+  options.policy = Policy::forest;
+  Planner planner(eager_model());
+  Plan plan = planner.plan(kShape, t.batch(), options);
+  EXPECT_EQ(plan.stats().path, Path::flat);
+  PageTables grown;
+  grown.page_size = 4;
+  grown.add({1, 2, 3}, 4);
+  grown.add({3}, 4, 1, 2);
+  planner.update(plan, grown.batch());
+  EXPECT_EQ(plan.serialize(), planner.plan(kShape, grown.batch(), options).serialize());
+  EXPECT_EQ(plan.stats().path, Path::cascade);
+}
+
+TEST(Update, EmptyPlanIsRefused) {
+  Rng rng(6);
+  Population people(rng, 4, 2);
+  Planner planner(eager_model());
+  Plan plan;
+  expect_error(ErrorCode::invalid_argument, "plan is empty, expected one made by plan()",
+               [&] { planner.update(plan, people.tables().batch()); });
+}
+
 TEST(Update, OfLevelsAndOfAnEmptyPlan) {
   Rng rng(5);
   Planner planner(eager_model());

@@ -103,7 +103,9 @@ TEST_P(Kernels, HeadDims) {
                        {192, 192},
                        {256, 256},
                        {64, 160},
-                       {240, 48}}) {
+                       {240, 48},
+                       {656, 656},
+                       {1024, 1024}}) {
     for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
       for (const int rows : {1, 3, 7}) {
         spec.q = spec.kv = spec.out = type;

@@ -26,7 +26,7 @@ class FewRows {
   static constexpr int kVectors = kFewKeys / kL;  ///< vectors of a tile's scores of one row
   static constexpr int kExpDegree = Span::kDot ? 4 : 5;
   static constexpr int kStepBytes = kElements * Span::kElementBytes;
-  static constexpr int kMaxRowLines = 40;  ///< cache lines of a K or V row of 576 fp32, wherever it starts
+  static constexpr int kMaxRowLines = kMaxHeadDim * 4 / 64;  ///< cache lines of the longest K or V row, fp32
 
  public:
   FewRows(const AttendParams& p, const detail::WorkItem& item, Scratch scratch) noexcept

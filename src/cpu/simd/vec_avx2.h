@@ -100,16 +100,6 @@ struct Avx2 {
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_set1_epi32(pos), origin));
   }
 
-  HEADWATER_INLINE float reduce_max(F x) noexcept {
-    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    y = _mm_max_ps(y, _mm_movehl_ps(y, y));
-    return _mm_cvtss_f32(_mm_max_ss(y, _mm_shuffle_ps(y, y, 1)));
-  }
-  HEADWATER_INLINE float reduce_add(F x) noexcept {
-    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
-    return _mm_cvtss_f32(_mm_add_ss(y, _mm_shuffle_ps(y, y, 1)));
-  }
   /// The sums of the lanes of four vectors, written to p[0..3].
   HEADWATER_INLINE void reduce_add4(F a, F b, F c, F d, float* p) noexcept {
     const __m256 x = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
@@ -139,7 +129,7 @@ struct Avx2 {
     const __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
   }
-  /// e4m3 times 2^-8 (kF8Factor undoes it): the bits are an fp16's, shifted; 0x7F becomes NaN.
+  /// e4m3 times 2^-8: the bits are an fp16's, shifted; 0x7F becomes NaN.
   HEADWATER_INLINE F load_f8(const void* p) noexcept {
     const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
     const __m128i bits = _mm_and_si128(_mm_srai_epi16(_mm_slli_epi16(wide, 8), 1), _mm_set1_epi16(short(0xBF80)));

@@ -98,8 +98,6 @@ struct Avx512 {
     return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_set1_epi32(pos), load_i32(p)));
   }
 
-  HEADWATER_INLINE float reduce_max(F x) noexcept { return _mm512_reduce_max_ps(x); }
-  HEADWATER_INLINE float reduce_add(F x) noexcept { return _mm512_reduce_add_ps(x); }
   /// Halves of two vectors, combined crosswise by op: x's two halves, then y's.
   template <class Op>
   HEADWATER_INLINE F fold_halves(F x, F y, Op op) noexcept {
