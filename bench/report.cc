@@ -19,6 +19,11 @@ std::string shape_text(const CellResult& cell) {
 }
 
 /// What every gate has. `passed` is false for one that is missed or not judged.
+/// Bytes that are not UTF-8 (a model's answer may be cut inside a character) become U+FFFD.
+std::string text_of(const nlohmann::ordered_json& value) {
+  return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
 void append_gate(nlohmann::ordered_json& out, const std::string& workload, std::string_view name, Verdict verdict) {
   out["workload"] = workload;
   out["gate"] = name;
@@ -220,7 +225,7 @@ nlohmann::ordered_json to_json(const Gate& gate) {
 
 std::string lines_of(const nlohmann::ordered_json& array) {
   std::string out = "[";
-  for (std::size_t i = 0; i < array.size(); ++i) out.append(i == 0 ? "\n" : ",\n").append(array[i].dump());
+  for (std::size_t i = 0; i < array.size(); ++i) out.append(i == 0 ? "\n" : ",\n").append(text_of(array[i]));
   out += "\n]\n";
   return out;
 }
@@ -239,7 +244,8 @@ std::string csv_of(const nlohmann::ordered_json& array) {
       out += "\n";
       columns = std::move(keys);
     }
-    for (std::size_t i = 0; i < columns.size(); ++i) out.append(i == 0 ? "" : ",").append(object.at(columns[i]).dump());
+    for (std::size_t i = 0; i < columns.size(); ++i)
+      out.append(i == 0 ? "" : ",").append(text_of(object.at(columns[i])));
     out += "\n";
   }
   return out;

@@ -200,10 +200,17 @@ void write_file(const std::string& path, const std::string& text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     return;
   }
-  std::ofstream out(path, std::ios::binary);
+  // Beside the file first: what others read is whole, whenever this is interrupted. Devices are written directly.
+  std::error_code error;
+  const std::filesystem::file_type type = std::filesystem::symlink_status(path, error).type();
+  const bool direct = type != std::filesystem::file_type::regular && type != std::filesystem::file_type::not_found;
+  error.clear();
+  const std::string target = direct ? path : path + ".part";
+  std::ofstream out(target, std::ios::binary);
   out.write(text.data(), static_cast<std::streamsize>(text.size()));
   out.close();
-  if (!out) throw Error(ErrorCode::io, fmt::format("{}: cannot be written", path));
+  if (out && !direct) std::filesystem::rename(target, path, error);
+  if (!out || error) throw Error(ErrorCode::io, fmt::format("{}: cannot be written", path));
 }
 
 ProgressBar::ProgressBar(bool wanted) : enabled_(wanted && isatty(STDERR_FILENO) != 0) {}

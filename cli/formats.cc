@@ -25,7 +25,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::int64_t kMaxTokens = std::int64_t{1} << 31;  ///< of a node or a request: positions are 32-bit
+constexpr std::int64_t kMaxCsvTokens = std::int64_t{1} << 24;  ///< of a request that is cut into blocks here
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 31;     ///< of a node or a request: positions are 32-bit
 constexpr std::int64_t kMaxSteps = std::int64_t{1} << 31;
 constexpr std::int64_t kMaxNodes = std::int64_t{1} << 20;
 
@@ -56,7 +57,11 @@ std::string read_file(const std::string& path) {
   if (path == "-") return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
   std::ifstream in(path, std::ios::binary);
   std::string text;
-  if (in) text.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+  try {
+    if (in) text.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+  } catch (const std::ios_base::failure&) {  // a directory, for instance
+    in.setstate(std::ios::badbit);
+  }
   if (!in || in.bad()) {
     throw Error(ErrorCode::io, fmt::format("{}: cannot be read: {}", path, std::strerror(errno != 0 ? errno : EIO)));
   }
@@ -245,8 +250,8 @@ Trace parse_trace_csv(std::string_view text, std::string_view name) {
       const std::int64_t min = i == 1 ? 1 : 0;
       const auto [end, error] = std::from_chars(cells[i].data(), cells[i].data() + cells[i].size(), numbers[i]);
       if (error != std::errc() || end != cells[i].data() + cells[i].size() || numbers[i] < min ||
-          numbers[i] > kMaxTokens) {
-        fail(i, fmt::format("an integer in [{}, {}]", min, kMaxTokens));
+          numbers[i] > kMaxCsvTokens) {
+        fail(i, fmt::format("an integer in [{}, {}]", min, kMaxCsvTokens));
       }
     }
     labels.emplace_back(cells[0]);

@@ -25,10 +25,12 @@ int line_of(std::string_view text, std::size_t offset, int first_line) {
   return first_line + static_cast<int>(std::ranges::count(before, '\n'));
 }
 
-/// Refuses repeated keys while the parser runs: the last of two would win silently.
+/// Finds repeated keys (the last of two would win silently) and endless nesting while the parser runs.
 class RepeatedKeys {
  public:
-  bool operator()(int /*depth*/, json::parse_event_t event, json& parsed) {
+  bool operator()(int depth, json::parse_event_t event, json& parsed) {
+    too_deep_ = too_deep_ || depth > kMaxDepth;  // what is kept of it is handled by recursion
+    if (depth > kMaxDepth) return false;
     if (event == json::parse_event_t::object_start) open_.emplace_back();
     if (event == json::parse_event_t::object_end && !open_.empty()) open_.pop_back();
     if (event == json::parse_event_t::key && !open_.empty()) {
@@ -38,10 +40,13 @@ class RepeatedKeys {
     return true;
   }
   [[nodiscard]] const std::string& repeated() const { return repeated_; }
+  [[nodiscard]] bool too_deep() const { return too_deep_; }
 
  private:
+  static constexpr int kMaxDepth = 64;
   std::vector<std::set<std::string>> open_;
   std::string repeated_;
+  bool too_deep_ = false;
 };
 
 }  // namespace
@@ -62,6 +67,7 @@ json parse_json(const Place& place) {
     json value =
         json::parse(place.text.begin(), place.text.end(),
                     [&keys](int depth, json::parse_event_t event, json& parsed) { return keys(depth, event, parsed); });
+    if (keys.too_deep()) place.fail("", "expected at most 64 levels of nesting");
     if (!keys.repeated().empty()) place.fail(keys.repeated(), "the key occurs twice in one object");
     return value;
   } catch (const json::parse_error& e) {

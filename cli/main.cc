@@ -1,6 +1,5 @@
 // The command `headwater`. Results go to standard output, everything else to standard error; exit codes are in
 // command.h.
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -8,6 +7,7 @@
 #include <cstdlib>
 #include <exception>
 #include <new>
+#include <string>
 #include <string_view>
 
 #include "cli/command.h"
@@ -26,6 +26,11 @@ int exit_code_of(ErrorCode code) {
     default:
       return kFailed;
   }
+}
+
+/// Never throws, whatever standard error is.
+void complain(const std::string& message) {
+  std::fprintf(stderr, "headwater: %s\n", message.c_str());
 }
 
 int run(int argc, char** argv) {
@@ -47,20 +52,23 @@ int run(int argc, char** argv) {
     const int code = app.exit(e);
     return code == 0 ? kOk : kUsage;
   }
-  catch_interrupts();
+  if (!app.got_subcommand("explain")) catch_interrupts();  // it has no steps to stop after
   try {
-    return action();
+    const int code = action();
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+    complain("error: standard output cannot be written");
+    return kFailed;
   } catch (const Interrupted&) {
-    fmt::print(stderr, "headwater: interrupted\n");
+    complain("interrupted");
     return kInterrupted;
   } catch (const Error& e) {
-    fmt::print(stderr, "headwater: error: {}\n", e.what());
+    complain(std::string("error: ") + e.what());
     return exit_code_of(e.code());
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "headwater: error: out of memory\n");
+    complain("error: out of memory");
     return kFailed;
   } catch (const std::exception& e) {
-    fmt::print(stderr, "headwater: error: {}\n", e.what());
+    complain(std::string("error: ") + e.what());
     return kFailed;
   }
 }

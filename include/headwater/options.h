@@ -49,7 +49,8 @@ struct PlanOptions {
   // Mask. Row i of a request with qo_len rows and kv_len keys has q_pos = kv_len - qo_len + i and sees
   // [0, num_sink_tokens) and [lo, hi), never a key behind itself if causal: hi = q_pos + 1 if causal, else kv_len;
   // lo = max(0, q_pos - window_left if window_left >= 0, floor(q_pos / local_chunk) * local_chunk if local_chunk > 0);
-  // with local_chunk a row also sees no key behind its own chunk.
+  // with local_chunk a row also sees no key behind its own chunk (a row before the first key, which only non-causal
+  // calls have, still sees the sinks).
   bool causal = true;
   std::int64_t window_left = -1;     ///< inclusive; -1: everything
   std::int64_t local_chunk = 0;      ///< tokens; 0: off

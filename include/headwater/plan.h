@@ -72,7 +72,8 @@ class Plan {
 
 inline constexpr std::size_t kWorkspaceAlignment = 64;
 
-/// Makes plans. Holds scratch memory that is reused from plan to plan; one planner per thread.
+/// Makes plans. A planner or plan that was moved from may only be assigned to or destroyed. Holds scratch memory that
+/// is reused from plan to plan; one planner per thread.
 class Planner {
  public:
   explicit Planner(DeviceModel model = DeviceModel::default_cpu());

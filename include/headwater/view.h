@@ -20,8 +20,9 @@ struct PagedTensor {
   std::int64_t head_stride = 0;
 };
 
-/// A paged KV cache of one layer. K and V may overlap (MLA: V is a view of K). `attend` only reads it; append_kv and
-/// copy_pages write it.
+/// A paged KV cache of one layer. K and V may overlap (MLA: V is a view of K). `run` only reads it; append_kv and
+/// copy_pages write it. Keys and values that some row of a call sees must be finite: rows are computed together, and
+/// weigh what they do not see with zero, which makes NaN of a neighbour's NaN. What no row sees may hold anything.
 struct KvCache {
   PagedTensor k;
   PagedTensor v;

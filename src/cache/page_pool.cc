@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "headwater/error.h"
 
@@ -206,12 +207,9 @@ void PagePool::replace_prefix(SequenceId sequence, std::span<const std::int32_t>
            " full pages of sequence " + str(sequence));
   }
   check_live(pages);
-  for (std::size_t i = 0; i < pages.size(); ++i) {
-    const std::int32_t old = s.pages[i];
-    s.pages[i] = pages[i];
-    ++refs_[static_cast<std::size_t>(pages[i])];
-    unref(old);
-  }
+  // All new ones first: they may be the old ones in another order.
+  for (const std::int32_t page : pages) ++refs_[static_cast<std::size_t>(page)];
+  for (std::size_t i = 0; i < pages.size(); ++i) unref(std::exchange(s.pages[i], pages[i]));
 }
 
 void PagePool::retain(std::int32_t page) {

@@ -99,10 +99,10 @@ struct PrefixCache::Impl {
   void drop(Node node) {
     const Node parent = tree.parent(node);
     const std::int32_t page = tree.page(node);
+    pool.release_page(page);  // throws, before anything changes, where somebody released the cache's page
     tree.erase(node);
     if (parent != BlockTree::kRoot && tree.num_children(parent) == 0) leaves.insert({tree.last_use(parent), parent});
     held[static_cast<std::size_t>(page)] = 0;
-    pool.release_page(page);
     ++stats.pages_evicted;
     --stats.pages_cached;
   }
@@ -120,7 +120,8 @@ PrefixCache::PrefixCache(PagePool& pool) : impl_(std::make_unique<Impl>(pool)) {
 
 PrefixCache::~PrefixCache() {
   for (std::size_t page = 0; page < impl_->held.size(); ++page) {
-    if (impl_->held[page] != 0) impl_->pool.release_page(static_cast<std::int32_t>(page));
+    const auto id = static_cast<std::int32_t>(page);
+    if (impl_->held[page] != 0 && impl_->pool.ref_count(id) > 0) impl_->pool.release_page(id);
   }
 }
 

@@ -385,8 +385,9 @@ bool Planner::Scratch::carry_over(PlanData& plan, const Batch& batch, const Chan
     const std::int64_t base = std::int64_t{batch.kv.indptr[b]} - next.tables[b].start_page;
     std::int32_t begin = e.page_begin;
     // What was there before has been checked, unless no row saw it.
-    const bool had_rows = memory.qo_indptr[b] < memory.qo_indptr[b + 1];
-    if (fate[b] != kOther && !windowed && had_rows) begin = std::max(begin, old.start_page + old.num_pages);
+    const TokenSpan tokens = tokens_of(old, batch.kv.page_size);
+    const bool was_seen = memory.qo_indptr[b] < memory.qo_indptr[b + 1] && tokens.begin + old.first_offset < tokens.end;
+    if (fate[b] != kOther && !windowed && was_seen) begin = std::max(begin, old.start_page + old.num_pages);
     check_page_ids(batch.kv, base + begin, base + e.page_end, "kv_indices");
   }
 

@@ -345,7 +345,10 @@ TEST(PagePool, AdoptAndReplacePrefix) {
   EXPECT_EQ(pool.num_tokens(c), 5);
   EXPECT_EQ(pool.ref_count(cached[0]), 3);
   EXPECT_EQ(pool.ref_count(own[0]), 0);
-  pool.replace_prefix(c, cached);  // once more: no change
+  pool.replace_prefix(c, cached);                                           // once more: no change
+  pool.replace_prefix(c, std::vector<std::int32_t>{cached[1], cached[0]});  // its own pages in another order
+  pool.audit();
+  pool.replace_prefix(c, cached);
   EXPECT_EQ(pool.ref_count(cached[0]), 3);
   pool.audit();
   const std::vector<std::int32_t> three{cached[0], cached[1], cached[0]};

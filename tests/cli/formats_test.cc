@@ -119,6 +119,9 @@ TEST(Trees, Messages) {
   const std::string root = R"({"id":0,"parent":-1,"num_tokens":4,"first_step":-3,"last_step":0})";
   EXPECT_EQ(message(""), "t.jsonl:1: expected a tree, got an empty file");
   EXPECT_EQ(message("\n\n[1]\n"), "t.jsonl:3: expected an object, got [1]");
+  EXPECT_NE(message("{\"nodes\":" + std::string(100'000, '[') + std::string(100'000, ']') + "}")
+                .find("expected at most 64 levels of nesting"),
+            std::string::npos);
   EXPECT_EQ(message("{\"nodes\":[}"), "t.jsonl:1: column 11: expected JSON, got \"}\"");
   EXPECT_EQ(message("{\"nodes\":["), "t.jsonl:1: column 11: expected JSON, got the end of the input");
   EXPECT_EQ(message("{}"), "t.jsonl:1: nodes: expected an array, but the key is missing");
@@ -213,8 +216,8 @@ TEST(Traces, Messages) {
   EXPECT_EQ(csv(""), "a.csv:1: expected a request, got an empty file");
   EXPECT_EQ(csv("A,1\n"), "a.csv:1: expected 3 fields (label,input_tokens,output_tokens), got 2");
   EXPECT_EQ(csv("A,1,1\n,1,1\n"), "a.csv:2: label: expected a label, got \"\"");
-  EXPECT_EQ(csv("A,0,1\n"), "a.csv:1: input_tokens: expected an integer in [1, 2147483648], got \"0\"");
-  EXPECT_EQ(csv("A,1,1x\n"), "a.csv:1: output_tokens: expected an integer in [0, 2147483648], got \"1x\"");
+  EXPECT_EQ(csv("A,0,1\n"), "a.csv:1: input_tokens: expected an integer in [1, 16777216], got \"0\"");
+  EXPECT_EQ(csv("A,1,1x\n"), "a.csv:1: output_tokens: expected an integer in [0, 16777216], got \"1x\"");
 }
 
 // --- Page tables

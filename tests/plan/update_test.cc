@@ -252,6 +252,21 @@ TEST(Update, SeesThatATableHasGrownToWhereAnotherStarts) {
   EXPECT_EQ(plan.stats().path, Path::cascade);
 }
 
+TEST(Update, ChecksAnIdThatNoRowSawBefore) {
+  // Everything in the table's only page was hidden, so plan() did not look at its id; grown, rows see it.
+  PageTables t;
+  t.page_size = 16;
+  t.add({1'000'000'000}, 3, 1, 0, 5);
+  t.num_pages = 8;
+  Planner planner(eager_model());
+  Plan plan = planner.plan(kShape, t.batch(), {});
+  PageTables grown = t;
+  grown.last_page_len[0] = 9;
+  const char* message = "kv_indices[0] = 1000000000, expected 0..7 (num_pages = 8)";
+  expect_error(ErrorCode::invalid_page_table, message, [&] { planner.update(plan, grown.batch()); });
+  expect_error(ErrorCode::invalid_page_table, message, [&] { (void)planner.plan(kShape, grown.batch(), {}); });
+}
+
 TEST(Update, EmptyPlanIsRefused) {
   Rng rng(6);
   Population people(rng, 4, 2);
