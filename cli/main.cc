@@ -74,8 +74,8 @@ int run(int argc, char** argv) {
 }
 
 /// Starts the command again with libgomp's workers told to spin only briefly: it reads its environment when it is
-/// loaded. Where other programs want the cores, its default of spinning for long makes a step three times as long; on a
-/// quiet machine both are equal. Whoever has set either variable is left alone, and so is a system without /proc.
+/// loaded. Where other programs want the cores, its default of spinning for long makes a step three times as long
+/// (omp_executor.h). Whoever has set either variable is left alone, and so is a system without /proc.
 void spin_briefly(char** argv) {
   if (std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) return;
   if (setenv("GOMP_SPINCOUNT", "1000", 0) == 0) execv("/proc/self/exe", argv);

@@ -13,6 +13,7 @@
 
 #include "engine/gguf.h"
 #include "headwater/error.h"
+#include "headwater/options.h"
 
 namespace headwater::engine {
 namespace {
@@ -20,8 +21,7 @@ namespace {
 // With these bounds the widths of ModelConfig, and sums of a few of them, fit an int.
 constexpr std::uint64_t kMostWidth = 1U << 24;
 constexpr std::uint64_t kMostHeads = 32767;  // of attention
-constexpr int kMostHeadDim = 1024;           // of attention, in steps of 16
-static_assert(3 * kMostHeads * kMostHeadDim < std::numeric_limits<int>::max());
+static_assert(3 * kMostHeads * kMaxHeadDim < std::numeric_limits<int>::max());
 constexpr int kTensorsPerLayer = 9;
 
 template <class... Args>
@@ -70,10 +70,10 @@ void read_heads(const Gguf& gguf, ModelConfig& config) {
   }
   config.head_dim = size_of_key(gguf, "llama.attention.key_length", kMostWidth,
                                 static_cast<std::uint64_t>(config.hidden / config.num_qo_heads));
-  if (config.head_dim % 16 != 0 || config.head_dim > kMostHeadDim) {
+  if (config.head_dim % 16 != 0 || config.head_dim > kMaxHeadDim) {
     refuse(gguf, ErrorCode::unsupported,
            "llama.attention.key_length (head size) = {}, expected a multiple of 16 up to {}", config.head_dim,
-           kMostHeadDim);
+           kMaxHeadDim);
   }
   const int value_dim =
       size_of_key(gguf, "llama.attention.value_length", kMostWidth, static_cast<std::uint64_t>(config.head_dim));

@@ -68,8 +68,8 @@ struct PlanOptions {
   bool batch_invariant = false;
   int invariant_chunk = 128;  ///< tokens; states are closed at absolute multiples of it
 
-  int num_workers =
-      0;  ///< workers to schedule for; 0: the device model's. No run of the plan uses more of its executor
+  /// Workers to schedule for; 0: the device model's. No run of the plan uses more of its executor's.
+  int num_workers = 0;
 
   /// `base` with HEADWATER_CASCADE_ATTENTION, HEADWATER_CASCADE_MIN_SHARED_PAGES and HEADWATER_CASCADE_MIN_MEMBERS
   /// applied. `lookup` returns a variable's value or nullptr (std::getenv, or a test's table). A value that cannot be
