@@ -23,6 +23,14 @@ TEST_F(Command, Version) {
   EXPECT_EQ(r.out, "headwater 0.1.0\n");
 }
 
+TEST_F(Command, FullDisksAndFoldersEndWithACode) {
+  // The comment sign takes the fixture's own redirections away.
+  EXPECT_EQ(run("explain --workload '1|16' >/dev/full 2>/dev/null #").code, 1);
+  EXPECT_EQ(run("explain --workload '1|16' >/dev/null 2>/dev/null #").code, 0);
+  EXPECT_EQ(run("explain /nonexistent >/dev/null 2>/dev/full #").code, 3);
+  EXPECT_EQ(run("explain / >/dev/null 2>/dev/null #").code, 3);
+}
+
 TEST_F(Command, HelpOfEveryCommandHasExamplesAndExitCodes) {
   EXPECT_EQ(run("--help").code, 0);
   for (const std::string name : {"generate", "bench", "explain", "calibrate"}) {
