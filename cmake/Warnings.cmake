@@ -1,15 +1,15 @@
 # headwater_compile_options(target): warnings, -Werror and sanitizers for the project's own targets only.
 find_package(Threads REQUIRED)
 function(headwater_compile_options target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wno-psabi)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wno-psabi>)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    target_compile_options(${target} PRIVATE -Wno-restrict)  # false alarms on "literal" + std::string (GCC PR105651)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-Wno-restrict>)  # false alarms on "literal" + std::string (GCC PR105651)
   endif()
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-    target_compile_options(${target} PRIVATE -Wno-unknown-warning-option)  # pragmas that speak to GCC
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-Wno-unknown-warning-option>)  # pragmas that speak to GCC
   endif()
   if(HEADWATER_WERROR)
-    target_compile_options(${target} PRIVATE -Werror)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-Werror>)
   endif()
   if(HEADWATER_SANITIZE)
     target_compile_options(${target} PRIVATE -fsanitize=${HEADWATER_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)

@@ -26,6 +26,10 @@ AttentionShape random_shape(Rng& rng, const Range& range) {
   if (rng.chance(0.15)) shape.head_dim_vo = rng.pick(range.head_dims);
   if (range.fp32_only) {
     shape.q_dtype = shape.kv_dtype = shape.out_dtype = DType::f32;
+  } else if (range.gpu_types) {
+    shape.q_dtype = rng.chance(0.5) ? DType::f16 : DType::bf16;
+    shape.kv_dtype = rng.chance(0.3) ? DType::f8e4m3 : shape.q_dtype;
+    shape.out_dtype = rng.chance(0.7) ? shape.q_dtype : rng.pick(kFloats);
   } else {
     shape.q_dtype = rng.pick(kFloats);
     shape.kv_dtype = rng.pick(kKvTypes);
@@ -72,8 +76,7 @@ Scenario random_scenario(std::uint64_t seed, const Range& range) {
   Scenario s;
   s.seed = seed;
   s.shape = random_shape(rng, range);
-  constexpr std::array kPageSizes{1, 2, 3, 4, 5, 8, 16, 16, 32};
-  const int page_size = rng.pick(kPageSizes);
+  const int page_size = rng.pick(range.page_sizes);
   if (range.features) random_features(rng, s, page_size);
   reference::ForestOptions forest;
   forest.page_size = page_size;

@@ -32,6 +32,8 @@ struct Range {
   int max_rows = 8;         ///< query rows of a request
   int max_pages = 12;       ///< of a request
   std::vector<int> head_dims{32, 64, 80, 96, 128};
+  std::vector<int> page_sizes{1, 2, 3, 4, 5, 8, 16, 16, 32};
+  bool gpu_types = false;  ///< q f16 or bf16, KV of q's type or fp8
 };
 
 Scenario random_scenario(std::uint64_t seed, const Range& range);

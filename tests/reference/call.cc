@@ -137,11 +137,24 @@ cpu::RunArgs Call::args() const {
 }
 
 Ran Call::run(const Plan& plan, Executor& executor, std::optional<Isa> isa) {
+  const auto on_cpu = [&](const Plan& p, const cpu::RunArgs& args) {
+    cpu::RunArgs with_isa = args;
+    with_isa.isa = isa;
+    return cpu::run(p, with_isa, executor);
+  };
+  Ran ran = run_by(on_cpu, plan, plan.workspace_size());
+  if (isa && ran.outcome.isa != *isa) {
+    ran.complaint += "isa " + std::string(headwater::name_of(ran.outcome.isa)) + ", forced " +
+                     std::string(headwater::name_of(*isa)) + "; ";
+  }
+  return ran;
+}
+
+Ran Call::run_by(const Runner& runner, const Plan& plan, std::size_t workspace_bytes) {
   const AttentionShape& shape = problem_.shape;
   const int heads = shape.num_qo_heads;
   const int dim = shape.head_dim_vo;
   cpu::RunArgs args = this->args();
-  args.isa = isa;
   args.out.dtype = shape.out_dtype;
   set_strides(args.out, heads, dim, call_.row_padding);
   const std::size_t element = size_of(shape.out_dtype);
@@ -153,12 +166,12 @@ Ran Call::run(const Plan& plan, Executor& executor, std::optional<Isa> isa) {
     args.lse.row_stride = 1;
     args.lse.head_stride = num_rows_;
   }
-  FencedBuffer workspace(plan.workspace_size(), kWorkspaceAlignment);
+  FencedBuffer workspace(workspace_bytes, kWorkspaceAlignment);
   args.workspace = {workspace.data(), workspace.size()};
 
   Ran ran;
   std::ostringstream complaint;
-  ran.outcome = cpu::run(plan, args, executor);
+  ran.outcome = runner(plan, args);
   if (!workspace.intact()) complaint << "workspace: bytes outside were written; ";
   if (!gaps_intact(out, args.out, num_rows_, heads, dim)) complaint << "out: bytes outside were written; ";
   if (!lse.intact()) complaint << "lse: bytes outside were written; ";
@@ -166,9 +179,6 @@ Ran Call::run(const Plan& plan, Executor& executor, std::optional<Isa> isa) {
   if (ran.outcome.path != stats.path) {
     complaint << "path " << headwater::name_of(ran.outcome.path) << ", planned " << headwater::name_of(stats.path)
               << "; ";
-  }
-  if (isa && ran.outcome.isa != *isa) {
-    complaint << "isa " << headwater::name_of(ran.outcome.isa) << ", forced " << headwater::name_of(*isa) << "; ";
   }
   if (ran.outcome.kv_bytes_read != stats.kv_bytes_read) {
     complaint << "kv_bytes_read " << ran.outcome.kv_bytes_read << ", planned " << stats.kv_bytes_read << "; ";

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -59,6 +60,11 @@ class Call {
   /// Runs a plan of this call with poisoned, fenced outputs and an exact, fenced workspace, and checks: fences, bytes
   /// between rows, path and bytes read as planned, the reference.
   Ran run(const Plan& plan, Executor& executor, std::optional<Isa> isa = std::nullopt);
+
+  /// A back end: runs a plan with arguments in host memory.
+  using Runner = std::function<cpu::RunOutcome(const Plan& plan, const cpu::RunArgs& args)>;
+  /// The same checks of any back end. `workspace_bytes` of workspace are handed to it.
+  Ran run_by(const Runner& runner, const Plan& plan, std::size_t workspace_bytes);
 
  private:
   void prepare(const std::vector<std::int64_t>& num_pages, const std::vector<int>& page_sizes, std::uint64_t seed);

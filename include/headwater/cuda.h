@@ -1,0 +1,101 @@
+// The CUDA back end: plans on the device, attention by them, merging of states, appending to and copying pages of the
+// cache. In a library of its own (headwater::cuda); nothing of CUDA's headers is needed to include this one.
+//
+//   cuda::DevicePlan device(shape, capacity);            // once; its addresses never change
+//   planner.update(plan, batch, &changes);               // host, once per step
+//   device.upload(plan, stream);                         // one asynchronous copy, once per step
+//   cuda::run(device, args, stream);                     // per layer; may be captured in a graph, which then serves
+//                                                        // every later plan that fits the capacity
+//
+// All pointers in arguments are device pointers. Nothing here waits for the device but what says so.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "headwater/cpu.h"
+#include "headwater/device_model.h"
+#include "headwater/plan.h"
+#include "headwater/view.h"
+
+struct CUstream_st;
+
+namespace headwater::cuda {
+
+/// cudaStream_t; nullptr: the default stream.
+using Stream = CUstream_st*;
+
+/// CUDA devices that this process can use; 0 also where there is no driver.
+[[nodiscard]] int num_devices() noexcept;
+
+/// Cost-model constants for plans that the current device is to run: a *worker* of the schedule is a team of thread
+/// blocks, one per KV head. Throws Error (device) where there is none.
+[[nodiscard]] DeviceModel device_model(const AttentionShape& shape);
+/// The same for an NVIDIA H200, whatever this machine has.
+[[nodiscard]] DeviceModel h200_model(const AttentionShape& shape);
+
+/// Throws Error (unsupported) with the reason if no kernel of this build can serve the combination.
+void check_supported(const AttentionShape& shape, const PlanOptions& options, const Batch& batch);
+
+/// Greatest sizes of the plans that a DevicePlan can hold.
+struct Capacity {
+  std::int64_t max_rows = 0;      ///< query rows
+  std::int64_t max_page_ids = 0;  ///< page ids of all work items
+  std::int64_t max_items = 0;
+  std::int64_t max_partials = 0;  ///< partial states
+
+  /// Of one plan, exactly.
+  [[nodiscard]] static Capacity of(const Plan& plan);
+};
+
+/// A place on the current device for plans of one shape and one set of options. Move-only. Uploads and runs that belong
+/// together go to one stream.
+class DevicePlan {
+ public:
+  /// Allocates; nothing later does. Throws Error (unsupported, device, invalid_argument).
+  DevicePlan(const AttentionShape& shape, const Capacity& capacity);
+  ~DevicePlan();
+  DevicePlan(DevicePlan&&) noexcept;
+  DevicePlan& operator=(DevicePlan&&) noexcept;
+
+  /// Puts `plan` in force for what follows on `stream`: one asynchronous copy from pinned memory that this object owns.
+  /// The plan may change or go away when this returns. Waits only if the copies of the last two uploads are both still
+  /// under way. Throws Error (capacity_exceeded, naming the field; unsupported; device) and leaves the plan in force
+  /// as it was.
+  void upload(const Plan& plan, Stream stream);
+
+  /// Bytes of workspace for any plan within the capacity: exact. Device memory, aligned to kWorkspaceAlignment.
+  [[nodiscard]] std::size_t workspace_size() const noexcept;
+  [[nodiscard]] const Capacity& capacity() const noexcept;
+  /// What the plan in force is to do.
+  [[nodiscard]] const PlanStats& stats() const noexcept;
+
+  struct Impl;
+  [[nodiscard]] const Impl& impl() const noexcept { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+/// As cpu::RunArgs, on the device.
+struct RunArgs {
+  ConstRowsView q;                      ///< [R, Hq, Dqk], the shape's q_dtype
+  std::span<const KvCache> kv;          ///< one cache; with explicit levels one per level (the structs: host memory)
+  RowsView out;                         ///< [R, Hq, Dvo], the shape's out_dtype
+  LseView lse;                          ///< [R, Hq] fp32; data = nullptr: not wanted
+  const float* alibi_slopes = nullptr;  ///< [Hq], with options.alibi
+  const float* sinks = nullptr;         ///< [Hq] natural-log logits, with options.sinks
+  bool include_sink = true;             ///< false: leave the learned sinks out (this range is merged elsewhere)
+  Scale k_scale;                        ///< multiplies k
+  Scale v_scale;                        ///< multiplies v
+  cpu::Workspace workspace;             ///< device memory; two runs at the same time need two
+};
+
+/// out = softmax(scores(q, k) + mask) v for every row of the plan in force; formulas in options.h. Two launches. Throws
+/// Error before anything is launched, or (device) with CUDA's words if a launch fails.
+void run(const DevicePlan& plan, const RunArgs& args, Stream stream);
+
+}  // namespace headwater::cuda

@@ -1,0 +1,51 @@
+// Cost-model constants for CUDA devices. The schedule's worker is a team of thread blocks, one per KV head: an item
+// goes to a team, each of whose blocks serves one head. So a team reads all heads of a token at the same time, and the
+// products of a token take as long as those of one head.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "cuda/error.h"
+#include "headwater/cuda.h"
+
+namespace headwater::cuda {
+namespace {
+
+DeviceModel model_for(const AttentionShape& shape, int multiprocessors) {
+  const bool wide = shape.head_dim_qk > 128 || shape.head_dim_vo > 128;
+  const int blocks = multiprocessors * (wide ? 1 : 2);
+  const int heads = std::max(1, shape.num_kv_heads);
+  DeviceModel model;
+  model.num_workers = std::max(1, blocks / heads);
+  model.has_dot16 = true;
+  model.memory_ps_per_kib = 225;
+  model.worker_ps_per_kib = 14'000 / heads;
+  model.cache_ps_per_kib = 150;
+  model.cache_bytes = 40LL << 20;
+  model.item_ps = 2'500'000;
+  model.item_row_ps = 20'000;
+  model.partial_ps_per_kib = 15'000;
+  model.launch_ps = 2'000'000;
+  model.max_tile_rows = wide ? 64 : 128;
+  model.chunk_tokens = 1'024;
+  const std::int64_t row_ps = std::max(1, 280 / heads);
+  model.dot16 = {row_ps, 8 * row_ps, row_ps, 8, 0};
+  model.fma32 = model.dot16;
+  return model;
+}
+
+}  // namespace
+
+DeviceModel h200_model(const AttentionShape& shape) {
+  return model_for(shape, 132);
+}
+
+DeviceModel device_model(const AttentionShape& shape) {
+  int device = 0;
+  int multiprocessors = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return model_for(shape, multiprocessors);
+}
+
+}  // namespace headwater::cuda

@@ -1,0 +1,227 @@
+#include "cuda/device_plan.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "cpu/validate.h"
+#include "cuda/error.h"
+#include "cuda/launch.h"
+
+namespace headwater::cuda {
+namespace {
+
+constexpr std::size_t kAlignment = 16;  ///< of the arrays in a blob
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+template <class Element>
+std::size_t bytes_of(std::int64_t count) {
+  return aligned(static_cast<std::size_t>(count) * sizeof(Element));
+}
+
+std::size_t blob_bytes_of(const Capacity& c) {
+  return aligned(sizeof(Header)) + bytes_of<detail::WorkItem>(c.max_items) + bytes_of<detail::RowRange>(c.max_rows) +
+         bytes_of<std::int32_t>(c.max_rows + c.max_partials) + 2 * bytes_of<std::int32_t>(c.max_rows) +
+         bytes_of<std::int32_t>(c.max_rows + 1) + bytes_of<std::int32_t>(c.max_partials) +
+         bytes_of<std::int32_t>(c.max_page_ids);
+}
+
+std::int64_t pages_of(const detail::WorkItem& item, int page_size) {
+  return (std::int64_t{item.first_token} + item.num_tokens + page_size - 1) / page_size;
+}
+
+std::int64_t page_ids_of(const detail::PlanData& plan) {
+  std::int64_t count = 0;
+  for (const detail::WorkItem& item : plan.items) {
+    count += pages_of(item, plan.page_size[static_cast<std::size_t>(item.view)]);
+  }
+  return count;
+}
+
+void check_field(const char* name, std::int64_t got, std::int64_t capacity) {
+  if (got <= capacity) return;
+  throw Error(ErrorCode::capacity_exceeded, std::string("capacity.") + name + " = " + std::to_string(capacity) +
+                                                ", expected at least " + std::to_string(got) + " for this plan");
+}
+
+/// Writes arrays one behind the other.
+class Packer {
+ public:
+  explicit Packer(std::byte* to) : to_(to), at_(aligned(sizeof(Header))) {}
+
+  template <class Element>
+  Element* reserve(std::int64_t count, std::int32_t& offset) {
+    offset = static_cast<std::int32_t>(at_);
+    at_ += bytes_of<Element>(count);
+    return reinterpret_cast<Element*>(to_ + offset);
+  }
+  template <class Element>
+  void add(const std::vector<Element>& from, std::int32_t& offset) {
+    Element* to = reserve<Element>(static_cast<std::int64_t>(from.size()), offset);
+    if (!from.empty()) std::memcpy(to, from.data(), from.size() * sizeof(Element));
+  }
+  [[nodiscard]] std::size_t bytes() const { return at_; }
+
+ private:
+  std::byte* to_;
+  std::size_t at_;
+};
+
+/// The plan's arrays into `to`; returns the bytes used.
+std::size_t pack(const detail::PlanData& plan, std::int64_t num_page_ids, std::byte* to) {
+  Packer packer(to);
+  Header header;
+  header.num_items = static_cast<std::int32_t>(plan.items.size());
+  header.num_merge_rows = static_cast<std::int32_t>(plan.merge_rows.size());
+  header.num_empty_rows = static_cast<std::int32_t>(plan.empty_rows.size());
+  if (!plan.items.empty()) header.heads_per_item = plan.items[0].kv_head_end - plan.items[0].kv_head_begin;
+  auto* items = packer.reserve<detail::WorkItem>(header.num_items, header.items);
+  packer.add(plan.rows, header.rows);
+  packer.add(plan.item_rows, header.item_rows);
+  packer.add(plan.merge_rows, header.merge_rows);
+  packer.add(plan.merge_indptr, header.merge_indptr);
+  packer.add(plan.merge_slots, header.merge_slots);
+  packer.add(plan.empty_rows, header.empty_rows);
+  auto* ids = packer.reserve<std::int32_t>(num_page_ids, header.page_ids);
+  std::int32_t at = 0;
+  for (std::size_t i = 0; i < plan.items.size(); ++i) {
+    const detail::WorkItem& item = plan.items[i];
+    const std::int64_t pages = pages_of(item, plan.page_size[static_cast<std::size_t>(item.view)]);
+    std::copy_n(plan.page_ids.data() + item.page_begin, pages, ids + at);
+    items[i] = item;
+    items[i].page_begin = at;
+    at += static_cast<std::int32_t>(pages);
+  }
+  std::memcpy(to, &header, sizeof(header));
+  return packer.bytes();
+}
+
+void check_plan(const detail::PlanData& plan, const AttentionShape& shape) {
+  const AttentionShape& s = plan.shape;
+  if (s.num_qo_heads != shape.num_qo_heads || s.num_kv_heads != shape.num_kv_heads ||
+      s.head_dim_qk != shape.head_dim_qk || s.head_dim_vo != shape.head_dim_vo || s.q_dtype != shape.q_dtype ||
+      s.kv_dtype != shape.kv_dtype || s.out_dtype != shape.out_dtype) {
+    throw Error(ErrorCode::invalid_argument, "plan.shape is not the shape that this DevicePlan was made for");
+  }
+  check_supported_plan(plan.shape, plan.options, plan.page_size);
+}
+
+}  // namespace
+
+DeviceBuffer::DeviceBuffer(std::size_t bytes) {
+  check(cudaMalloc(reinterpret_cast<void**>(&data), bytes), "cudaMalloc");
+}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (data != nullptr) cudaFree(data);
+}
+
+Staging::Staging(std::size_t bytes) {
+  check(cudaMallocHost(reinterpret_cast<void**>(&data), bytes), "cudaMallocHost");
+  const cudaError_t status = cudaEventCreateWithFlags(&copied, cudaEventDisableTiming);
+  if (status == cudaSuccess) return;
+  cudaFreeHost(data);
+  check(status, "cudaEventCreate");
+}
+
+Staging::~Staging() {
+  if (copied != nullptr) {
+    cudaEventSynchronize(copied);
+    cudaEventDestroy(copied);
+  }
+  if (data != nullptr) cudaFreeHost(data);
+}
+
+Capacity Capacity::of(const Plan& plan) {
+  const detail::PlanData& data = plan.data();
+  return {static_cast<std::int64_t>(data.rows.size()), page_ids_of(data), static_cast<std::int64_t>(data.items.size()),
+          data.num_partials};
+}
+
+DevicePlan::Impl::Impl(const AttentionShape& s, const Capacity& c)
+    : shape(s),
+      capacity(c),
+      kernel(&supported_kernel(s)),
+      blob_bytes(blob_bytes_of(c)),
+      blob(blob_bytes),
+      queue(2 * sizeof(std::int32_t)),
+      staging{Staging(blob_bytes), Staging(blob_bytes)} {
+  const LaunchShape launch = launch_shape(*kernel);
+  stages = launch.stages;
+  shared_bytes = launch.shared_bytes;
+  num_blocks = launch.num_blocks;
+  num_merge_blocks = launch.num_merge_blocks;
+  check(cudaMemset(queue.data, 0, 2 * sizeof(std::int32_t)), "cudaMemset");
+  facts.shape = s;
+}
+
+DevicePlan::DevicePlan(const AttentionShape& shape, const Capacity& capacity) {
+  for (const auto& [name, value] : {std::pair{"max_rows", capacity.max_rows},
+                                    {"max_page_ids", capacity.max_page_ids},
+                                    {"max_items", capacity.max_items},
+                                    {"max_partials", capacity.max_partials}}) {
+    if (value >= 0 && value < (std::int64_t{1} << 28)) continue;
+    throw Error(ErrorCode::invalid_argument,
+                std::string("capacity.") + name + " = " + std::to_string(value) + ", expected 0..268435455");
+  }
+  const std::size_t bytes = blob_bytes_of(capacity);
+  if (bytes >= std::size_t{1} << 31) {
+    throw Error(ErrorCode::unsupported,
+                "capacity needs " + std::to_string(bytes) + " bytes on the device, expected less than 2147483648");
+  }
+  impl_ = std::make_unique<Impl>(shape, capacity);
+}
+
+DevicePlan::~DevicePlan() = default;
+DevicePlan::DevicePlan(DevicePlan&&) noexcept = default;
+DevicePlan& DevicePlan::operator=(DevicePlan&&) noexcept = default;
+
+void DevicePlan::upload(const Plan& plan, Stream stream) {
+  const detail::PlanData& data = plan.data();
+  Impl& self = *impl_;
+  check_plan(data, self.shape);
+  const std::int64_t num_page_ids = page_ids_of(data);
+  check_field("max_rows", static_cast<std::int64_t>(data.rows.size()), self.capacity.max_rows);
+  check_field("max_page_ids", num_page_ids, self.capacity.max_page_ids);
+  check_field("max_items", static_cast<std::int64_t>(data.items.size()), self.capacity.max_items);
+  check_field("max_partials", data.num_partials, self.capacity.max_partials);
+
+  Staging& staging = self.staging[static_cast<std::size_t>(self.turn)];
+  check(cudaEventSynchronize(staging.copied), "cudaEventSynchronize");
+  const std::size_t bytes = pack(data, num_page_ids, staging.data);
+  check(cudaMemcpyAsync(self.blob.data, staging.data, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+  check(cudaEventRecord(staging.copied, stream), "cudaEventRecord");
+  self.turn = 1 - self.turn;
+  self.uploaded = true;
+  detail::PlanData& facts = self.facts;
+  facts.options = data.options;
+  facts.stats = data.stats;
+  facts.page_size = data.page_size;
+  facts.num_pages = data.num_pages;
+  facts.rows.resize(data.rows.size());
+  facts.num_partials = data.num_partials;
+  facts.workspace_bytes = workspace_size();
+}
+
+std::size_t DevicePlan::workspace_size() const noexcept {
+  const AttentionShape& s = impl_->shape;
+  const auto states = static_cast<std::size_t>(impl_->capacity.max_partials) * static_cast<std::size_t>(s.num_qo_heads);
+  return states * (static_cast<std::size_t>(s.head_dim_vo) + 1) * sizeof(float);
+}
+
+const Capacity& DevicePlan::capacity() const noexcept {
+  return impl_->capacity;
+}
+
+const PlanStats& DevicePlan::stats() const noexcept {
+  return impl_->facts.stats;
+}
+
+}  // namespace headwater::cuda

@@ -1,0 +1,56 @@
+// Inside of DevicePlan: the device blob, its pinned staging buffers, and what run needs to know of the plan in force.
+#pragma once
+
+#include <array>
+
+#include "cuda/kernels.h"
+#include "cuda/params.h"
+#include "headwater/cuda.h"
+#include "plan/plan_data.h"
+
+struct CUevent_st;
+
+namespace headwater::cuda {
+
+/// Device memory; freed with its owner.
+struct DeviceBuffer {
+  DeviceBuffer() = default;
+  explicit DeviceBuffer(std::size_t bytes);
+  ~DeviceBuffer();
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  std::byte* data = nullptr;
+};
+
+/// Pinned host memory, and the event after the last copy out of it.
+struct Staging {
+  Staging() = default;
+  explicit Staging(std::size_t bytes);
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+  std::byte* data = nullptr;
+  CUevent_st* copied = nullptr;
+};
+
+struct DevicePlan::Impl {
+  Impl(const AttentionShape& shape, const Capacity& capacity);
+
+  AttentionShape shape;
+  Capacity capacity;
+  const AttendKernel* kernel;
+  int stages = 3;
+  int shared_bytes = 0;
+  int num_blocks = 0;  ///< of the attend kernel: as many as the device holds at once
+  int num_merge_blocks = 0;
+  std::size_t blob_bytes = 0;
+  DeviceBuffer blob;
+  DeviceBuffer queue;
+  std::array<Staging, 2> staging;
+  int turn = 0;
+  bool uploaded = false;
+  /// Shape, options, sizes and number of rows of the plan in force, for the checks that all back ends share.
+  detail::PlanData facts;
+};
+
+}  // namespace headwater::cuda

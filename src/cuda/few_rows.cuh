@@ -1,0 +1,304 @@
+// Attention of few stacked rows (8, 16 or 32): the decode case. Operands are swapped, S^T = K Q^T and O^T = V^T P^T, so
+// that query rows lie on the narrow side (8) of the matrix instruction and little of it is padding.
+//
+// The four warps work on 16-key tiles in turn, each with its own pipeline of asynchronous copies and its own softmax:
+// no barrier inside the loop. A column of S^T and of O^T is a stacked row in the same thread, so rescaling needs no
+// exchange; P^T becomes the second product's operand by transposing 8x8 blocks in registers. At the end the four states
+// are put together through shared memory.
+//
+// Shared memory: RowTile | q [kN, kDqk] | stages x (K [16, kDqk] | V [16, kDvo]) for each warp | widened fp8 tiles. The
+// states take the place of the stages.
+#pragma once
+
+#include "cuda/rows.cuh"
+
+namespace headwater::cuda {
+
+template <class T, int kDqk, int kDvo, int kN>
+class FewRows {
+  using Loader = KvLoader<T, kDqk, kDvo>;
+  using Element = typename T::Element;
+  static constexpr int kColumns = kN / 8;
+  static constexpr int kSteps = kDqk / 16;
+  static constexpr int kBlocks = kDvo / 16;
+  static constexpr int kQPitch = kDqk * 2 + kPad;
+  static constexpr int kKPitch = kDqk * 2 + kPad;  ///< of 16-bit tiles
+  static constexpr int kVPitch = kDvo * 2 + kPad;
+  static constexpr int kStageBytes = kTileKeys * (Loader::kKPitch + Loader::kVPitch);
+  static constexpr int kWideBytes = T::kFp8 ? kTileKeys * (kKPitch + kVPitch) : 0;
+  static constexpr int kOPitch = kDvo + 4;           ///< floats
+  static constexpr bool kKeepQ = kN * kDqk <= 2048;  ///< q's fragments stay in registers
+
+ public:
+  static constexpr int shared_bytes(int stages) {
+    const int pipeline = kWarps * (stages * kStageBytes + kWideBytes);
+    const int states = kWarps * kN * (kOPitch + 2) * 4;
+    return static_cast<int>(sizeof(RowTile)) + kN * kQPitch + (pipeline > states ? pipeline : states);
+  }
+
+  __device__ static void attend(const AttendParams& p, const detail::WorkItem& item, int head, int begin, int count,
+                                unsigned char* shared) {
+    RowTile& tile = *reinterpret_cast<RowTile*>(shared);
+    unsigned char* q = shared + sizeof(RowTile);
+    unsigned char* pipeline = q + kN * kQPitch;
+    FewRows self(p, item, head, tile, q, pipeline);
+    self.start();
+    fill_rows(tile, p, item, head, begin, count, kN);
+    __syncthreads();
+    load_q<kDqk>(q, tile, p, head, begin, kN);
+    commit_copies();
+    wait_copies<0>();  // also the first stages: q is needed with them
+    __syncthreads();
+    self.loop();
+    wait_copies<0>();
+    __syncthreads();
+    self.leave(begin, count);
+  }
+
+ private:
+  __device__ FewRows(const AttendParams& p, const detail::WorkItem& item, int head, const RowTile& tile,
+                     const unsigned char* q, unsigned char* pipeline)
+      : p_(p),
+        item_(item),
+        head_(head),
+        tile_(tile),
+        q_(q),
+        states_(reinterpret_cast<float*>(pipeline)),
+        loader_(p, item, head),
+        lane_(static_cast<int>(threadIdx.x % 32)),
+        warp_(static_cast<int>(threadIdx.x / 32)),
+        mine_(pipeline + warp_ * (p.stages * kStageBytes + kWideBytes)) {
+    const int tiles = (item.num_tokens + kTileKeys - 1) / kTileKeys;
+    num_tiles_ = tiles > warp_ ? (tiles - warp_ + kWarps - 1) / kWarps : 0;
+  }
+
+  [[nodiscard]] __device__ std::int32_t first_of(int i) const { return (warp_ + i * kWarps) * kTileKeys; }
+
+  /// Copies of this warp's tile i, if there is one, into its stage; the pages of tile i + 1 are looked up.
+  __device__ void fetch(int i, int stage) {
+    if (i < num_tiles_) {
+      unsigned char* to = mine_ + stage * kStageBytes;
+      loader_.load(first_of(i), pages_, to, to + kTileKeys * Loader::kKPitch);
+      pages_ = loader_.page_of(first_of(i + 1));
+    }
+    commit_copies();
+  }
+
+  __device__ void start() {
+    pages_ = loader_.page_of(first_of(0));
+    for (int i = 0; i + 1 < p_.stages; ++i) fetch(i, i);
+  }
+
+  __device__ void loop() {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      max_[j][0] = max_[j][1] = minus_infinity();
+      sum_[j][0] = sum_[j][1] = 0.0F;
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) o_[b][j][0] = o_[b][j][1] = o_[b][j][2] = o_[b][j][3] = 0.0F;
+    }
+    if constexpr (kKeepQ) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) load_q_step(s, q_kept_[s]);
+    }
+    const float scale = scale_of(p_, head_);
+    int stage = 0;
+    for (int i = 0; i < num_tiles_; ++i) {
+      __syncwarp();  // the stage before this one has been read by all lanes
+      fetch(i + p_.stages - 1, stage == 0 ? p_.stages - 1 : stage - 1);
+      if (p_.stages == 2) {
+        wait_copies<1>();
+      } else {
+        wait_copies<2>();
+      }
+      __syncwarp();
+      unsigned char* k = mine_ + stage * kStageBytes;
+      unsigned char* v = k + kTileKeys * Loader::kKPitch;
+      if constexpr (T::kFp8) {
+        unsigned char* wide = mine_ + p_.stages * kStageBytes;
+        widen_rows<Element, kDqk>(wide, k);
+        widen_rows<Element, kDvo>(wide + kTileKeys * kKPitch, v);
+        __syncwarp();
+        k = wide;
+        v = wide + kTileKeys * kKPitch;
+      }
+      attend_tile(first_of(i), scale, k, v);
+      if (++stage == p_.stages) stage = 0;
+    }
+  }
+
+  /// b operands of S^T: stacked rows x 16 elements of q.
+  __device__ void load_q_step(int step, std::uint32_t (&b)[kColumns][2]) const {
+    if constexpr (kColumns == 1) {
+      std::uint32_t r[4];
+      load_matrices(r, q_ + lane_ % 8 * kQPitch + step * 32 + lane_ / 8 % 2 * 16);
+      b[0][0] = r[0];
+      b[0][1] = r[1];
+    } else {
+#pragma unroll
+      for (int j = 0; j < kColumns; j += 2) {
+        std::uint32_t r[4];
+        load_matrices(r, q_ + (j * 8 + lane_ / 16 * 8 + lane_ % 8) * kQPitch + step * 32 + lane_ / 8 % 2 * 16);
+        b[j][0] = r[0];
+        b[j][1] = r[1];
+        b[j + 1][0] = r[2];
+        b[j + 1][1] = r[3];
+      }
+    }
+  }
+
+  __device__ void attend_tile(std::int32_t first, float scale, const unsigned char* k, unsigned char* v) {
+    float s[kColumns][4] = {};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      std::uint32_t a[4];
+      load_matrices(a, k + lane_ % 16 * kKPitch + step * 32 + lane_ / 16 * 16);
+      if constexpr (kKeepQ) {
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) multiply<Element>(s[j], a, q_kept_[step][j][0], q_kept_[step][j][1]);
+      } else {
+        std::uint32_t b[kColumns][2];
+        load_q_step(step, b);
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) multiply<Element>(s[j], a, b[j][0], b[j][1]);
+      }
+    }
+    const bool masked = first < item_.unmasked_begin || first + kTileKeys > item_.unmasked_end;
+    if (masked) clear_unseen<kDvo * 2, kVPitch>(v, tile_, kN, p_.num_sink_tokens, item_.pos_begin + first);
+    std::uint32_t b[kColumns][2];
+    soften(s, scale, item_.pos_begin + first + lane_ / 4, masked, b);
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      std::uint32_t a[4];
+      load_matrices_transposed(a, v + (lane_ / 16 * 8 + lane_ % 8) * kVPitch + block * 32 + lane_ / 8 % 2 * 16);
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) multiply<Element>(o_[block][j], a, b[j][0], b[j][1]);
+    }
+  }
+
+  /// One step of the online softmax; this thread holds keys `pos` and pos + 8 of columns 8 j + 2 (lane % 4) + {0, 1}.
+  __device__ void soften(float (&s)[kColumns][4], float scale, std::int32_t pos, bool masked,
+                         std::uint32_t (&b)[kColumns][2]) {
+    bool grew = false;
+    float factor[kColumns][2];
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int n = 8 * j + 2 * (lane_ % 4) + c;
+        float& x0 = s[j][c];
+        float& x1 = s[j][c + 2];
+        if (p_.soft_cap > 0.0F || p_.alibi_slopes != nullptr) {
+          const std::int32_t distance = pos - tile_.pos[n];
+          x0 = score(x0, scale, p_.soft_cap, tile_.slope[n], distance);
+          x1 = score(x1, scale, p_.soft_cap, tile_.slope[n], distance + 8);
+        } else {
+          x0 *= scale;
+          x1 *= scale;
+        }
+        if (masked) {
+          const std::int32_t hi = min(tile_.hi[n], item_.pos_begin + item_.num_tokens);
+          if (!sees(tile_.lo[n], hi, p_.num_sink_tokens, pos)) x0 = minus_infinity();
+          if (!sees(tile_.lo[n], hi, p_.num_sink_tokens, pos + 8)) x1 = minus_infinity();
+        }
+        float max = fmaxf(x0, x1);
+#pragma unroll
+        for (int lanes = 4; lanes < 32; lanes *= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffU, max, lanes));
+        max = fmaxf(max, max_[j][c]);
+        const float base = max == minus_infinity() ? 0.0F : max;
+        factor[j][c] = exp2_fast(max_[j][c] - base);
+        grew = grew || max > max_[j][c];
+        max_[j][c] = max;
+        x0 = exp2_fast(x0 - base);
+        x1 = exp2_fast(x1 - base);
+        sum_[j][c] = sum_[j][c] * factor[j][c] + (x0 + x1);
+      }
+      b[j][0] = transpose(pack<Element>(s[j][0], s[j][1]));
+      b[j][1] = transpose(pack<Element>(s[j][2], s[j][3]));
+    }
+    if (!__any_sync(0xffffffffU, grew)) return;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        o_[block][j][0] *= factor[j][0];
+        o_[block][j][1] *= factor[j][1];
+        o_[block][j][2] *= factor[j][0];
+        o_[block][j][3] *= factor[j][1];
+      }
+    }
+  }
+
+  /// Puts the warps' states together and stores them. states_: O [warps, kN, kOPitch] | max [warps, kN] | sum.
+  __device__ void leave(int begin, int count) {
+    float* maxima = states_ + kWarps * kN * kOPitch;
+    float* sums = maxima + kWarps * kN;
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int n = 8 * j + 2 * (lane_ % 4) + c;
+        float sum = sum_[j][c];
+#pragma unroll
+        for (int lanes = 4; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(0xffffffffU, sum, lanes);
+        if (lane_ < 4) {
+          maxima[warp_ * kN + n] = max_[j][c];
+          sums[warp_ * kN + n] = sum;
+        }
+        float* o = states_ + (warp_ * kN + n) * kOPitch + lane_ / 4;
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          o[block * 16] = o_[block][j][c];
+          o[block * 16 + 8] = o_[block][j][c + 2];
+        }
+      }
+    }
+    __syncthreads();
+    const float v_scale = p_.v_scale.data == nullptr ? 1.0F : p_.v_scale.data[head_ * p_.v_scale.stride];
+    constexpr int kQuads = kDvo / 4;
+    for (int i = static_cast<int>(threadIdx.x); i < count * kQuads; i += kThreads) {
+      const int n = i / kQuads;
+      const int d = i % kQuads * 4;
+      float max = minus_infinity();
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) max = fmaxf(max, maxima[w * kN + n]);
+      const float base = max == minus_infinity() ? 0.0F : max;
+      float sum = 0.0F;
+      float4 o{0.0F, 0.0F, 0.0F, 0.0F};
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        const float weight = exp2_fast(maxima[w * kN + n] - base);
+        const float4 part = *reinterpret_cast<const float4*>(states_ + (w * kN + n) * kOPitch + d);
+        sum += weight * sums[w * kN + n];
+        o.x += weight * part.x;
+        o.y += weight * part.y;
+        o.z += weight * part.z;
+        o.w += weight * part.w;
+      }
+      const float factor = sum == 0.0F ? 0.0F : v_scale / sum;
+      const float lse = sum == 0.0F ? minus_infinity() : max + log2f(sum);
+      const int stacked = begin + n;
+      store_state<kDvo>(p_, item_, tile_.row[n], head_ * p_.group_size + stacked % p_.group_size,
+                        stacked / p_.group_size, d, {o.x * factor, o.y * factor, o.z * factor, o.w * factor}, lse);
+    }
+  }
+
+  const AttendParams& p_;
+  const detail::WorkItem& item_;
+  int head_;
+  const RowTile& tile_;
+  const unsigned char* q_;
+  float* states_;
+  Loader loader_;
+  int lane_;
+  int warp_;
+  unsigned char* mine_;
+  int num_tiles_;
+  std::int32_t pages_;
+  float max_[kColumns][2];
+  float sum_[kColumns][2];
+  float o_[kBlocks][kColumns][4];
+  std::uint32_t q_kept_[kKeepQ ? kSteps : 1][kColumns][2];
+};
+
+}  // namespace headwater::cuda

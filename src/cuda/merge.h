@@ -1,0 +1,23 @@
+// Merging of a plan's partial states: one warp for a row and query head, states in the plan's order.
+//   m = max lse_i, w_i = 2^(lse_i - m), O = sum(w_i O_i) / sum(w_i), lse = m + log2(sum w_i).
+#pragma once
+
+#include "cuda/params.h"
+
+namespace headwater::cuda {
+
+struct MergeParams {
+  DeviceBlob plan;
+  Output out;
+  std::int32_t num_qo_heads = 0;
+  std::int32_t head_dim = 0;
+  const float* partial_o = nullptr;
+  const float* partial_lse = nullptr;
+};
+
+inline constexpr int kMergeThreads = 128;
+
+/// The kernel; its one argument is a MergeParams.
+const void* merge_kernel();
+
+}  // namespace headwater::cuda

@@ -1,0 +1,56 @@
+// The end of a row's softmax: learned sink, output type, LSE. Formulas: contracts of RunArgs (cpu.h) and options.h.
+#pragma once
+
+#include "cuda/params.h"
+#include "cuda/ptx.cuh"
+
+namespace headwater::cuda {
+
+/// log2(2^a + 2^b); -inf is the empty sum.
+__device__ __forceinline__ float add_log2(float a, float b) {
+  const float max = fmaxf(a, b);
+  if (max == minus_infinity()) return max;
+  return max + log2f(exp2f(a - max) + exp2f(b - max));
+}
+
+/// Adds the sink of query head `head` to a state's lse (base 2); returns the factor that its O must be multiplied by.
+__device__ __forceinline__ float add_sink(const Output& out, int head, float& lse) {
+  if (out.sinks == nullptr) return 1.0F;
+  const float total = add_log2(lse, out.sinks[head] * kLog2E);
+  if (total == minus_infinity()) return 1.0F;
+  const float factor = lse == minus_infinity() ? 0.0F : exp2f(lse - total);
+  lse = total;
+  return factor;
+}
+
+/// Stores kCount (2 or 4) neighbouring elements of O from element d on.
+__device__ __forceinline__ void store_output4(const Output& out, std::int32_t row, int head, int d, float4 o) {
+  const std::int64_t at = row * out.row_stride + head * out.head_stride + d;
+  if (out.dtype == DType::f32) {
+    float* to = static_cast<float*>(out.data) + at;
+    to[0] = o.x, to[1] = o.y, to[2] = o.z, to[3] = o.w;
+  } else if (out.dtype == DType::f16) {
+    __half* to = static_cast<__half*>(out.data) + at;
+    if (reinterpret_cast<std::uintptr_t>(to) % 8 == 0) {
+      *reinterpret_cast<uint2*>(to) = {pack<__half>(o.x, o.y), pack<__half>(o.z, o.w)};
+    } else {
+      to[0] = __float2half_rn(o.x), to[1] = __float2half_rn(o.y), to[2] = __float2half_rn(o.z),
+      to[3] = __float2half_rn(o.w);
+    }
+  } else {
+    __nv_bfloat16* to = static_cast<__nv_bfloat16*>(out.data) + at;
+    if (reinterpret_cast<std::uintptr_t>(to) % 8 == 0) {
+      *reinterpret_cast<uint2*>(to) = {pack<__nv_bfloat16>(o.x, o.y), pack<__nv_bfloat16>(o.z, o.w)};
+    } else {
+      to[0] = __float2bfloat16_rn(o.x), to[1] = __float2bfloat16_rn(o.y), to[2] = __float2bfloat16_rn(o.z),
+      to[3] = __float2bfloat16_rn(o.w);
+    }
+  }
+}
+
+__device__ __forceinline__ void store_lse(const Output& out, std::int32_t row, int head, float lse) {
+  if (out.lse == nullptr) return;
+  out.lse[row * out.lse_row_stride + head * out.lse_head_stride] = out.natural ? lse * kLn2 : lse;
+}
+
+}  // namespace headwater::cuda

@@ -1,0 +1,128 @@
+// One attention call on the device: check, attend, merge. Checks are those of the CPU back end, in its words.
+#include "cpu/run.h"
+
+#include <cuda_runtime.h>
+
+#include <bit>
+#include <cmath>
+
+#include "cuda/device_plan.h"
+#include "cuda/error.h"
+#include "cuda/launch.h"
+#include "cuda/merge.h"
+
+namespace headwater::cuda {
+namespace {
+
+constexpr std::int64_t kVector = 16;  ///< bytes that kernels copy at once
+
+bool divides(std::int64_t bytes) {
+  return bytes % kVector == 0;
+}
+
+bool is_aligned(const void* p) {
+  return reinterpret_cast<std::uintptr_t>(p) % kVector == 0;
+}
+
+void check_args(const detail::PlanData& facts, const RunArgs& args) {
+  cpu::RunArgs same;
+  same.q = args.q;
+  same.kv = args.kv;
+  same.out = args.out;
+  same.lse = args.lse;
+  same.alibi_slopes = args.alibi_slopes;
+  same.sinks = args.sinks;
+  same.include_sink = args.include_sink;
+  same.k_scale = args.k_scale;
+  same.v_scale = args.v_scale;
+  same.workspace = args.workspace;
+  cpu::check_run_args(facts, same);
+}
+
+PagedBytes in_bytes(const PagedTensor& t, std::int64_t element) {
+  return {static_cast<const unsigned char*>(t.data), t.page_stride * element, t.token_stride * element,
+          t.head_stride * element};
+}
+
+CacheView view_of(const KvCache& cache) {
+  const auto element = static_cast<std::int64_t>(size_of(cache.dtype));
+  CacheView view;
+  view.k = in_bytes(cache.k, element);
+  view.v = in_bytes(cache.v, element);
+  view.page_shift = std::countr_zero(static_cast<std::uint32_t>(cache.page_size));
+  view.num_pages = static_cast<std::int32_t>(cache.num_pages);
+  view.aligned = true;
+  for (const PagedBytes& side : {view.k, view.v}) {
+    view.aligned = view.aligned && is_aligned(side.data) && divides(side.page_stride) && divides(side.token_stride) &&
+                   divides(side.head_stride);
+  }
+  return view;
+}
+
+Output output_of(const RunArgs& args) {
+  Output out;
+  out.data = args.out.data;
+  out.row_stride = args.out.row_stride;
+  out.head_stride = args.out.head_stride;
+  out.dtype = args.out.dtype;
+  out.lse = args.lse.data;
+  out.lse_row_stride = args.lse.row_stride;
+  out.lse_head_stride = args.lse.head_stride;
+  out.natural = args.lse.base == LseBase::natural;
+  out.sinks = args.include_sink ? args.sinks : nullptr;
+  return out;
+}
+
+AttendParams params_of(const DevicePlan::Impl& plan, const RunArgs& args) {
+  const AttentionShape& shape = plan.shape;
+  const PlanOptions& options = plan.facts.options;
+  AttendParams p;
+  p.plan.data = reinterpret_cast<const unsigned char*>(plan.blob.data);
+  p.queue = reinterpret_cast<std::int32_t*>(plan.queue.data);
+  for (std::size_t i = 0; i < args.kv.size(); ++i) p.kv[i] = view_of(args.kv[i]);
+  p.q = static_cast<const unsigned char*>(args.q.data);
+  p.q_row_stride = args.q.row_stride * 2;
+  p.q_head_stride = args.q.head_stride * 2;
+  p.q_aligned = is_aligned(p.q) && divides(p.q_row_stride) && divides(p.q_head_stride);
+  p.out = output_of(args);
+  p.num_qo_heads = shape.num_qo_heads;
+  p.num_kv_heads = shape.num_kv_heads;
+  p.group_size = shape.group_size();
+  p.score_scale = options.sm_scale != 0.0F ? options.sm_scale : 1.0F / std::sqrt(static_cast<float>(shape.head_dim_qk));
+  p.soft_cap = options.logits_soft_cap;
+  p.alibi_slopes = args.alibi_slopes;
+  p.k_scale = {args.k_scale.data, args.k_scale.count > 1 ? 1 : 0};
+  p.v_scale = {args.v_scale.data, args.v_scale.count > 1 ? 1 : 0};
+  p.num_sink_tokens = static_cast<std::int32_t>(std::min<std::int64_t>(options.num_sink_tokens, 1 << 30));
+  p.stages = plan.stages;
+  p.partial_o = static_cast<float*>(args.workspace.data);
+  p.partial_lse = p.partial_o + plan.capacity.max_partials * shape.num_qo_heads * shape.head_dim_vo;
+  return p;
+}
+
+}  // namespace
+
+void run(const DevicePlan& plan, const RunArgs& args, Stream stream) {
+  const DevicePlan::Impl& self = plan.impl();
+  if (!self.uploaded) throw Error(ErrorCode::invalid_argument, "plan: nothing was uploaded, expected a plan in force");
+  check_args(self.facts, args);
+  AttendParams attend = params_of(self, args);
+  void* attend_args[] = {&attend};
+  check(cudaLaunchKernel(self.kernel->function, dim3(static_cast<unsigned>(self.num_blocks)),
+                         dim3(static_cast<unsigned>(self.kernel->threads)), attend_args,
+                         static_cast<std::size_t>(self.shared_bytes), stream),
+        "attend");
+  MergeParams merge;
+  merge.plan = attend.plan;
+  merge.out = attend.out;
+  merge.num_qo_heads = attend.num_qo_heads;
+  merge.head_dim = self.shape.head_dim_vo;
+  merge.partial_o = attend.partial_o;
+  merge.partial_lse = attend.partial_lse;
+  void* merge_args[] = {&merge};
+  check(cudaLaunchKernel(merge_kernel(), dim3(static_cast<unsigned>(self.num_merge_blocks)), dim3(kMergeThreads),
+                         merge_args, 0, stream),
+        "merge_rows");
+}
+
+}  // namespace headwater::cuda

@@ -1,0 +1,47 @@
+// What the CUDA back end cannot do is declined with a reason; needs no GPU.
+#include <gtest/gtest.h>
+
+#include "cuda/device_runner.h"
+#include "headwater/cuda.h"
+#include "headwater/error.h"
+
+namespace headwater::cuda {
+namespace {
+
+std::string reason(const AttentionShape& shape, const PlanOptions& options = {}, int page_size = 16) {
+  Batch batch;
+  batch.kv.page_size = page_size;
+  try {
+    check_supported(shape, options, batch);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(CudaRefuse, WhatNoKernelServes) {
+  EXPECT_EQ(reason({32, 8, 128, 128, DType::bf16, DType::bf16, DType::bf16}), "");
+  EXPECT_EQ(reason({32, 8, 128, 128, DType::f16, DType::f8e4m3, DType::f32}), "");
+  EXPECT_EQ(reason({32, 8, 128, 128, DType::f32, DType::f32, DType::f32}),
+            "q_dtype = f32, kv_dtype = f32: on CUDA q is f16 or bf16");
+  EXPECT_EQ(reason({32, 8, 128, 128, DType::f16, DType::bf16, DType::f16}),
+            "q_dtype = f16, kv_dtype = bf16: on CUDA KV has q's type or is f8e4m3");
+  EXPECT_NE(reason({32, 8, 80, 80, DType::f16, DType::f16, DType::f16}).find("head_dim_qk = 80, head_dim_vo = 80"),
+            std::string::npos);
+  EXPECT_EQ(reason({32, 8, 128, 128}, {}, 24), "page_size = 24, expected a power of two in 1..256 on CUDA");
+  EXPECT_EQ(reason({32, 8, 128, 128}, {.batch_invariant = true}), "options.batch_invariant: not on CUDA");
+}
+
+TEST(CudaRefuse, WithoutADevice) {
+  if (num_devices() > 0) GTEST_SKIP() << "there is a device";
+  try {
+    const DevicePlan plan({32, 8, 128, 128}, {.max_rows = 1, .max_page_ids = 1, .max_items = 1, .max_partials = 1});
+    FAIL() << "made a plan on no device";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::device);
+  }
+}
+
+}  // namespace
+}  // namespace headwater::cuda
