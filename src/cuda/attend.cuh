@@ -16,16 +16,19 @@ namespace headwater::cuda {
 template <int kDqk, int kDvo>
 inline constexpr bool kWide = kDqk > 128 || kDvo > 128;
 
+/// Shared memory behind the tiles: the block's next piece of work.
+inline constexpr int kSlack = 16;
+
 template <class T, int kDqk, int kDvo>
-constexpr int shared_bytes(int stages) {
+__host__ __device__ constexpr int shared_bytes(int stages) {
   int bytes = FewRows<T, kDqk, kDvo, 16>::shared_bytes(stages);
   if constexpr (kWide<kDqk, kDvo>) {
     const int many = ManyRows<T, kDqk, kDvo, 64>::shared_bytes();
-    return many > bytes ? many : bytes;
+    return (many > bytes ? many : bytes) + kSlack;
   } else {
     bytes = FewRows<T, kDqk, kDvo, 32>::shared_bytes(stages);
     const int many = ManyRows<T, kDqk, kDvo, 128>::shared_bytes();
-    return many > bytes ? many : bytes;
+    return (many > bytes ? many : bytes) + kSlack;
   }
 }
 
@@ -50,9 +53,9 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const detail:
 
 template <class T, int kDqk, int kDvo>
 __global__ void __launch_bounds__(kThreads, kWide<kDqk, kDvo> ? 1 : 2) attend(const __grid_constant__ AttendParams p) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ int next;
+  extern __shared__ __align__(1024) unsigned char shared[];
   constexpr int kTile = kWide<kDqk, kDvo> ? 64 : 128;
+  int& next = *reinterpret_cast<int*>(shared + shared_bytes<T, kDqk, kDvo>(p.stages) - kSlack);
   const Header& header = p.plan.header();
   const auto* items = p.plan.at<detail::WorkItem>(header.items);
   const int heads = header.heads_per_item;

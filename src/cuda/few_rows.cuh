@@ -16,36 +16,39 @@ namespace headwater::cuda {
 
 template <class T, int kDqk, int kDvo, int kN>
 class FewRows {
-  using Loader = KvLoader<T, kDqk, kDvo>;
   using Element = typename T::Element;
   static constexpr int kColumns = kN / 8;
   static constexpr int kSteps = kDqk / 16;
   static constexpr int kBlocks = kDvo / 16;
-  static constexpr int kQPitch = kDqk * 2 + kPad;
-  static constexpr int kKPitch = kDqk * 2 + kPad;  ///< of 16-bit tiles
-  static constexpr int kVPitch = kDvo * 2 + kPad;
-  static constexpr int kStageBytes = kTileKeys * (Loader::kKPitch + Loader::kVPitch);
-  static constexpr int kWideBytes = T::kFp8 ? kTileKeys * (kKPitch + kVPitch) : 0;
+  using QLayout = PaddedLayout<kDqk * 2>;
+  using KLayout = PaddedLayout<kDqk * 2>;
+  using VLayout = PaddedLayout<kDvo * 2>;
+  using Loader = KvLoader<T, kDqk, kDvo, KLayout, VLayout>;
+  static constexpr int kQBytes = kN * (kDqk * 2 + kPad);
+  static constexpr int kKBytes = kTileKeys * (kDqk * T::kKvBytes + kPad);
+  static constexpr int kStageBytes = kKBytes + kTileKeys * (kDvo * T::kKvBytes + kPad);
+  static constexpr int kWideKBytes = kTileKeys * (kDqk * 2 + kPad);
+  static constexpr int kWideBytes = T::kFp8 ? kWideKBytes + kTileKeys * (kDvo * 2 + kPad) : 0;
   static constexpr int kOPitch = kDvo + 4;           ///< floats
   static constexpr bool kKeepQ = kN * kDqk <= 2048;  ///< q's fragments stay in registers
 
  public:
-  static constexpr int shared_bytes(int stages) {
+  __host__ __device__ static constexpr int shared_bytes(int stages) {
     const int pipeline = kWarps * (stages * kStageBytes + kWideBytes);
     const int states = kWarps * kN * (kOPitch + 2) * 4;
-    return static_cast<int>(sizeof(RowTile)) + kN * kQPitch + (pipeline > states ? pipeline : states);
+    return static_cast<int>(sizeof(RowTile<kN>)) + kQBytes + (pipeline > states ? pipeline : states);
   }
 
   __device__ static void attend(const AttendParams& p, const detail::WorkItem& item, int head, int begin, int count,
                                 unsigned char* shared) {
-    RowTile& tile = *reinterpret_cast<RowTile*>(shared);
-    unsigned char* q = shared + sizeof(RowTile);
-    unsigned char* pipeline = q + kN * kQPitch;
+    RowTile<kN>& tile = *reinterpret_cast<RowTile<kN>*>(shared);
+    unsigned char* q = shared + sizeof(RowTile<kN>);
+    unsigned char* pipeline = q + kQBytes;
     FewRows self(p, item, head, tile, q, pipeline);
     self.start();
-    fill_rows(tile, p, item, head, begin, count, kN);
+    fill_rows(tile, p, item, head, begin, count);
     __syncthreads();
-    load_q<kDqk>(q, tile, p, head, begin, kN);
+    load_q<kDqk, QLayout>(q, tile, p, head, begin);
     commit_copies();
     wait_copies<0>();  // also the first stages: q is needed with them
     __syncthreads();
@@ -56,7 +59,7 @@ class FewRows {
   }
 
  private:
-  __device__ FewRows(const AttendParams& p, const detail::WorkItem& item, int head, const RowTile& tile,
+  __device__ FewRows(const AttendParams& p, const detail::WorkItem& item, int head, const RowTile<kN>& tile,
                      const unsigned char* q, unsigned char* pipeline)
       : p_(p),
         item_(item),
@@ -75,21 +78,21 @@ class FewRows {
   [[nodiscard]] __device__ std::int32_t first_of(int i) const { return (warp_ + i * kWarps) * kTileKeys; }
 
   /// Copies of this warp's tile i, if there is one, into its stage; the pages of tile i + 1 are looked up.
-  __device__ void fetch(int i, int stage) {
+  __device__ __forceinline__ void fetch(int i, int stage) {
     if (i < num_tiles_) {
       unsigned char* to = mine_ + stage * kStageBytes;
-      loader_.load(first_of(i), pages_, to, to + kTileKeys * Loader::kKPitch);
+      loader_.load(first_of(i), pages_, 0, to, to + kKBytes);
       pages_ = loader_.page_of(first_of(i + 1));
     }
     commit_copies();
   }
 
-  __device__ void start() {
+  __device__ __forceinline__ void start() {
     pages_ = loader_.page_of(first_of(0));
     for (int i = 0; i + 1 < p_.stages; ++i) fetch(i, i);
   }
 
-  __device__ void loop() {
+  __device__ __forceinline__ void loop() {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       max_[j][0] = max_[j][1] = minus_infinity();
@@ -113,14 +116,14 @@ class FewRows {
       }
       __syncwarp();
       unsigned char* k = mine_ + stage * kStageBytes;
-      unsigned char* v = k + kTileKeys * Loader::kKPitch;
+      unsigned char* v = k + kKBytes;
       if constexpr (T::kFp8) {
         unsigned char* wide = mine_ + p_.stages * kStageBytes;
-        widen_rows<Element, kDqk>(wide, k);
-        widen_rows<Element, kDvo>(wide + kTileKeys * kKPitch, v);
+        widen_rows<Element, kDqk, KLayout>(wide, 0, k);
+        widen_rows<Element, kDvo, VLayout>(wide + kWideKBytes, 0, v);
         __syncwarp();
         k = wide;
-        v = wide + kTileKeys * kKPitch;
+        v = wide + kWideKBytes;
       }
       attend_tile(first_of(i), scale, k, v);
       if (++stage == p_.stages) stage = 0;
@@ -128,17 +131,17 @@ class FewRows {
   }
 
   /// b operands of S^T: stacked rows x 16 elements of q.
-  __device__ void load_q_step(int step, std::uint32_t (&b)[kColumns][2]) const {
+  __device__ __forceinline__ void load_q_step(int step, std::uint32_t (&b)[kColumns][2]) const {
     if constexpr (kColumns == 1) {
       std::uint32_t r[4];
-      load_matrices(r, q_ + lane_ % 8 * kQPitch + step * 32 + lane_ / 8 % 2 * 16);
+      load_matrices(r, q_ + QLayout::at(lane_ % 8, step * 2 + lane_ / 8 % 2));
       b[0][0] = r[0];
       b[0][1] = r[1];
     } else {
 #pragma unroll
       for (int j = 0; j < kColumns; j += 2) {
         std::uint32_t r[4];
-        load_matrices(r, q_ + (j * 8 + lane_ / 16 * 8 + lane_ % 8) * kQPitch + step * 32 + lane_ / 8 % 2 * 16);
+        load_matrices(r, q_ + QLayout::at(j * 8 + lane_ / 16 * 8 + lane_ % 8, step * 2 + lane_ / 8 % 2));
         b[j][0] = r[0];
         b[j][1] = r[1];
         b[j + 1][0] = r[2];
@@ -147,12 +150,13 @@ class FewRows {
     }
   }
 
-  __device__ void attend_tile(std::int32_t first, float scale, const unsigned char* k, unsigned char* v) {
+  __device__ __forceinline__ void attend_tile(std::int32_t first, float scale, const unsigned char* k,
+                                              unsigned char* v) {
     float s[kColumns][4] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       std::uint32_t a[4];
-      load_matrices(a, k + lane_ % 16 * kKPitch + step * 32 + lane_ / 16 * 16);
+      load_matrices(a, k + KLayout::at(lane_ % 16, step * 2 + lane_ / 16));
       if constexpr (kKeepQ) {
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) multiply<Element>(s[j], a, q_kept_[step][j][0], q_kept_[step][j][1]);
@@ -164,53 +168,61 @@ class FewRows {
       }
     }
     const bool masked = first < item_.unmasked_begin || first + kTileKeys > item_.unmasked_end;
-    if (masked) clear_unseen<kDvo * 2, kVPitch>(v, tile_, kN, p_.num_sink_tokens, item_.pos_begin + first);
+    if (masked) clear_unseen<kDvo, VLayout>(v, 0, tile_, p_.num_sink_tokens, item_.pos_begin + first);
     std::uint32_t b[kColumns][2];
-    soften(s, scale, item_.pos_begin + first + lane_ / 4, masked, b);
+    if (masked || p_.soft_cap > 0.0F || p_.alibi_slopes != nullptr || !(scale > 0.0F)) {
+      adjust(s, scale, item_.pos_begin + first + lane_ / 4, masked);
+      scale = 1.0F;
+    }
+    soften(s, scale, b);
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       std::uint32_t a[4];
-      load_matrices_transposed(a, v + (lane_ / 16 * 8 + lane_ % 8) * kVPitch + block * 32 + lane_ / 8 % 2 * 16);
+      load_matrices_transposed(a, v + VLayout::at(lane_ / 16 * 8 + lane_ % 8, block * 2 + lane_ / 8 % 2));
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) multiply<Element>(o_[block][j], a, b[j][0], b[j][1]);
     }
   }
 
-  /// One step of the online softmax; this thread holds keys `pos` and pos + 8 of columns 8 j + 2 (lane % 4) + {0, 1}.
-  __device__ void soften(float (&s)[kColumns][4], float scale, std::int32_t pos, bool masked,
-                         std::uint32_t (&b)[kColumns][2]) {
+  /// Cap, ALiBi and mask, seldom needed: out of the way of the plain path. Leaves scores in base 2. This thread holds
+  /// keys `pos` and pos + 8 of columns 8 j + 2 (lane % 4) + {0, 1}.
+  __device__ __forceinline__ void adjust(float (&s)[kColumns][4], float scale, std::int32_t pos, bool masked) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int n = 8 * j + 2 * (lane_ % 4) + c;
+        const std::int32_t hi = min(tile_.hi[n], item_.pos_begin + item_.num_tokens);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float& x = s[j][2 * h + c];
+          x = score(x, scale, p_.soft_cap, tile_.slope[n], pos + 8 * h - tile_.pos[n]);
+          if (masked && !sees(tile_.lo[n], hi, p_.num_sink_tokens, pos + 8 * h)) x = minus_infinity();
+        }
+      }
+    }
+  }
+
+  /// One step of the online softmax. Scores times `scale` are in base 2.
+  __device__ __forceinline__ void soften(float (&s)[kColumns][4], float scale, std::uint32_t (&b)[kColumns][2]) {
     bool grew = false;
     float factor[kColumns][2];
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const int n = 8 * j + 2 * (lane_ % 4) + c;
         float& x0 = s[j][c];
         float& x1 = s[j][c + 2];
-        if (p_.soft_cap > 0.0F || p_.alibi_slopes != nullptr) {
-          const std::int32_t distance = pos - tile_.pos[n];
-          x0 = score(x0, scale, p_.soft_cap, tile_.slope[n], distance);
-          x1 = score(x1, scale, p_.soft_cap, tile_.slope[n], distance + 8);
-        } else {
-          x0 *= scale;
-          x1 *= scale;
-        }
-        if (masked) {
-          const std::int32_t hi = min(tile_.hi[n], item_.pos_begin + item_.num_tokens);
-          if (!sees(tile_.lo[n], hi, p_.num_sink_tokens, pos)) x0 = minus_infinity();
-          if (!sees(tile_.lo[n], hi, p_.num_sink_tokens, pos + 8)) x1 = minus_infinity();
-        }
         float max = fmaxf(x0, x1);
 #pragma unroll
         for (int lanes = 4; lanes < 32; lanes *= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffU, max, lanes));
-        max = fmaxf(max, max_[j][c]);
+        max = fmaxf(max * scale, max_[j][c]);
         const float base = max == minus_infinity() ? 0.0F : max;
         factor[j][c] = exp2_fast(max_[j][c] - base);
         grew = grew || max > max_[j][c];
         max_[j][c] = max;
-        x0 = exp2_fast(x0 - base);
-        x1 = exp2_fast(x1 - base);
+        x0 = exp2_fast(x0 * scale - base);
+        x1 = exp2_fast(x1 * scale - base);
         sum_[j][c] = sum_[j][c] * factor[j][c] + (x0 + x1);
       }
       b[j][0] = transpose(pack<Element>(s[j][0], s[j][1]));
@@ -230,7 +242,7 @@ class FewRows {
   }
 
   /// Puts the warps' states together and stores them. states_: O [warps, kN, kOPitch] | max [warps, kN] | sum.
-  __device__ void leave(int begin, int count) {
+  __device__ __forceinline__ void leave(int begin, int count) {
     float* maxima = states_ + kWarps * kN * kOPitch;
     float* sums = maxima + kWarps * kN;
 #pragma unroll
@@ -277,16 +289,16 @@ class FewRows {
       }
       const float factor = sum == 0.0F ? 0.0F : v_scale / sum;
       const float lse = sum == 0.0F ? minus_infinity() : max + log2f(sum);
-      const int stacked = begin + n;
-      store_state<kDvo>(p_, item_, tile_.row[n], head_ * p_.group_size + stacked % p_.group_size,
-                        stacked / p_.group_size, d, {o.x * factor, o.y * factor, o.z * factor, o.w * factor}, lse);
+      const StateWriter<kDvo> writer(p_, item_, tile_.row[n], head_, begin + n, lse, factor);
+      writer.store(d, o);
+      if (d == 0) writer.store_lse();
     }
   }
 
   const AttendParams& p_;
   const detail::WorkItem& item_;
   int head_;
-  const RowTile& tile_;
+  const RowTile<kN>& tile_;
   const unsigned char* q_;
   float* states_;
   Loader loader_;

@@ -4,6 +4,8 @@
 namespace headwater::cuda {
 namespace {
 
+constexpr int kQuads = 2;  ///< groups of four elements that a lane holds: head_dim up to 256
+
 /// A row without keys: O = 0, LSE = -inf, or the sink.
 __device__ void write_empty(const MergeParams& p, std::int32_t row, int head, int lane) {
   float lse = minus_infinity();
@@ -14,30 +16,47 @@ __device__ void write_empty(const MergeParams& p, std::int32_t row, int head, in
 
 __device__ void merge_row(const MergeParams& p, std::int32_t row, int head, const std::int32_t* slots, int count,
                           int lane) {
-  const auto lse_of = [&](int i) { return p.partial_lse[static_cast<std::int64_t>(slots[i]) * p.num_qo_heads + head]; };
-  // Lanes share the states' weights; with more than 32 states each lane holds several in turn.
-  float max = minus_infinity();
-  for (int i = lane; i < count; i += 32) max = fmaxf(max, lse_of(i));
+  const auto state_of = [&](int i) { return static_cast<std::int64_t>(slots[i]) * p.num_qo_heads + head; };
+  // Lane l holds states l, l + 32, ...: of the first 32 also in registers, the usual case.
+  const std::int64_t mine = lane < count ? state_of(lane) : 0;
+  const float my_lse = lane < count ? p.partial_lse[mine] : minus_infinity();
+  float max = my_lse;
+  for (int i = lane + 32; i < count; i += 32) max = fmaxf(max, p.partial_lse[state_of(i)]);
   for (int lanes = 16; lanes > 0; lanes /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffU, max, lanes));
   const float base = max == minus_infinity() ? 0.0F : max;
+
   float sum = 0.0F;
-  for (int i = lane; i < count; i += 32) sum += exp2f(lse_of(i) - base);
+  float4 o[kQuads] = {};
+  for (int first = 0; first < count; first += 32) {
+    const int i = first + lane;
+    const std::int64_t state = first == 0 || i >= count ? mine : state_of(i);
+    const float weight = i >= count ? 0.0F : exp2f((first == 0 ? my_lse : p.partial_lse[state]) - base);
+    sum += weight;
+    const int here = min(32, count - first);
+#pragma unroll 8
+    for (int j = 0; j < here; ++j) {
+      const float w = __shfl_sync(0xffffffffU, weight, j);
+      const float* from = p.partial_o + __shfl_sync(0xffffffffU, state, j) * p.head_dim + 4 * lane;
+#pragma unroll
+      for (int quad = 0; quad < kQuads; ++quad) {
+        if (4 * lane + 128 * quad >= p.head_dim) continue;
+        const float4 part = *reinterpret_cast<const float4*>(from + 128 * quad);
+        o[quad].x += w * part.x;
+        o[quad].y += w * part.y;
+        o[quad].z += w * part.z;
+        o[quad].w += w * part.w;
+      }
+    }
+  }
   for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, lanes);
   float lse = sum == 0.0F ? minus_infinity() : base + log2f(sum);
   const float factor = (sum == 0.0F ? 0.0F : 1.0F / sum) * add_sink(p.out, head, lse);
-  for (int d = 4 * lane; d < p.head_dim; d += 128) {
-    float4 o{0.0F, 0.0F, 0.0F, 0.0F};
-#pragma unroll 4
-    for (int i = 0; i < count; ++i) {
-      const float weight = exp2f(lse_of(i) - base);
-      const std::int64_t at = (static_cast<std::int64_t>(slots[i]) * p.num_qo_heads + head) * p.head_dim + d;
-      const float4 part = *reinterpret_cast<const float4*>(p.partial_o + at);
-      o.x += weight * part.x;
-      o.y += weight * part.y;
-      o.z += weight * part.z;
-      o.w += weight * part.w;
-    }
-    store_output4(p.out, row, head, d, {o.x * factor, o.y * factor, o.z * factor, o.w * factor});
+#pragma unroll
+  for (int quad = 0; quad < kQuads; ++quad) {
+    const int d = 4 * lane + 128 * quad;
+    if (d >= p.head_dim) continue;
+    store_output4(p.out, row, head, d,
+                  {o[quad].x * factor, o[quad].y * factor, o[quad].z * factor, o[quad].w * factor});
   }
   if (lane == 0) store_lse(p.out, row, head, lse);
 }

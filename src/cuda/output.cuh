@@ -23,28 +23,27 @@ __device__ __forceinline__ float add_sink(const Output& out, int head, float& ls
   return factor;
 }
 
-/// Stores kCount (2 or 4) neighbouring elements of O from element d on.
+/// Stores four neighbouring elements of O from element d on.
 __device__ __forceinline__ void store_output4(const Output& out, std::int32_t row, int head, int d, float4 o) {
   const std::int64_t at = row * out.row_stride + head * out.head_stride + d;
   if (out.dtype == DType::f32) {
     float* to = static_cast<float*>(out.data) + at;
-    to[0] = o.x, to[1] = o.y, to[2] = o.z, to[3] = o.w;
-  } else if (out.dtype == DType::f16) {
-    __half* to = static_cast<__half*>(out.data) + at;
-    if (reinterpret_cast<std::uintptr_t>(to) % 8 == 0) {
-      *reinterpret_cast<uint2*>(to) = {pack<__half>(o.x, o.y), pack<__half>(o.z, o.w)};
+    if (out.aligned) {
+      *reinterpret_cast<float4*>(to) = o;
     } else {
-      to[0] = __float2half_rn(o.x), to[1] = __float2half_rn(o.y), to[2] = __float2half_rn(o.z),
-      to[3] = __float2half_rn(o.w);
+      to[0] = o.x, to[1] = o.y, to[2] = o.z, to[3] = o.w;
     }
+    return;
+  }
+  const bool half = out.dtype == DType::f16;
+  const uint2 two{half ? pack<__half>(o.x, o.y) : pack<__nv_bfloat16>(o.x, o.y),
+                  half ? pack<__half>(o.z, o.w) : pack<__nv_bfloat16>(o.z, o.w)};
+  auto* to = static_cast<std::uint16_t*>(out.data) + at;
+  if (out.aligned) {
+    *reinterpret_cast<uint2*>(to) = two;
   } else {
-    __nv_bfloat16* to = static_cast<__nv_bfloat16*>(out.data) + at;
-    if (reinterpret_cast<std::uintptr_t>(to) % 8 == 0) {
-      *reinterpret_cast<uint2*>(to) = {pack<__nv_bfloat16>(o.x, o.y), pack<__nv_bfloat16>(o.z, o.w)};
-    } else {
-      to[0] = __float2bfloat16_rn(o.x), to[1] = __float2bfloat16_rn(o.y), to[2] = __float2bfloat16_rn(o.z),
-      to[3] = __float2bfloat16_rn(o.w);
-    }
+    to[0] = static_cast<std::uint16_t>(two.x), to[1] = static_cast<std::uint16_t>(two.x >> 16);
+    to[2] = static_cast<std::uint16_t>(two.y), to[3] = static_cast<std::uint16_t>(two.y >> 16);
   }
 }
 

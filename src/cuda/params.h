@@ -77,6 +77,7 @@ struct Output {
   std::int64_t lse_row_stride = 0;
   std::int64_t lse_head_stride = 0;
   DType dtype = DType::bf16;
+  bool aligned = false;          ///< four elements of a row from a multiple of four on can be stored at once
   bool natural = false;          ///< LSE in natural logarithms
   const float* sinks = nullptr;  ///< [Hq] learned sink logits
 };

@@ -13,6 +13,10 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+/// 16 bytes from global to shared memory, asynchronously.
+__device__ __forceinline__ void copy_async16(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
 /// 16 bytes from global to shared memory, asynchronously; zeros where `wanted` is false (nothing is read then).
 __device__ __forceinline__ void copy_async16(void* to, const void* from, bool wanted) {
   const int bytes = wanted ? 16 : 0;

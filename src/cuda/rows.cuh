@@ -1,7 +1,7 @@
 // The query rows of a tile, and KV rows on their way to shared memory: what both attend kernels have in common.
 //
 // *Stacked* rows are (query row, query head of one KV head) pairs: stacked row n of an item is query row n / group_size
-// and query head n % group_size of the KV head at hand. A tile is at most kMaxTile of them.
+// and query head n % group_size of the KV head at hand. A tile is 8 to 128 of them.
 #pragma once
 
 #include "cuda/output.cuh"
@@ -12,23 +12,40 @@ namespace headwater::cuda {
 
 inline constexpr int kThreads = 128;
 inline constexpr int kWarps = kThreads / 32;
-inline constexpr int kMaxTile = 128;
 inline constexpr int kTileKeys = 16;  ///< KV rows that a warp loads at once
 inline constexpr int kPad = 16;       ///< bytes after each row in shared memory: eight rows lie in eight bank groups
 
-/// What a tile's stacked rows see. Absent rows have lo = hi = 0 and row = -1.
-struct RowTile {
-  std::int32_t lo[kMaxTile];
-  std::int32_t hi[kMaxTile];
-  std::int32_t pos[kMaxTile];
-  std::int32_t row[kMaxTile];
-  float slope[kMaxTile];
+/// Rows of kBytes bytes in shared memory with kPad bytes after each.
+template <int kBytes>
+struct PaddedLayout {
+  __device__ __forceinline__ static int at(int row, int chunk) { return row * (kBytes + kPad) + chunk * 16; }
 };
 
-__device__ __forceinline__ void fill_rows(RowTile& tile, const AttendParams& p, const detail::WorkItem& item, int head,
-                                          int begin, int count, int size) {
+/// Weights of 16 rows x 16 keys (fragments 2 step and 2 step + 1 of a row block) as the first operand of a product.
+template <class Element, int kCount>
+__device__ __forceinline__ void pack_weights(const float (&s)[kCount][4], int step, std::uint32_t (&a)[4]) {
+  a[0] = pack<Element>(s[2 * step][0], s[2 * step][1]);
+  a[1] = pack<Element>(s[2 * step][2], s[2 * step][3]);
+  a[2] = pack<Element>(s[2 * step + 1][0], s[2 * step + 1][1]);
+  a[3] = pack<Element>(s[2 * step + 1][2], s[2 * step + 1][3]);
+}
+
+/// What a tile's stacked rows see. Absent rows have lo = hi = 0 and row = -1.
+template <int kSize>
+struct RowTile {
+  static_assert(kSize <= kThreads);
+  std::int32_t lo[kSize];
+  std::int32_t hi[kSize];
+  std::int32_t pos[kSize];
+  std::int32_t row[kSize];
+  float slope[kSize];
+};
+
+template <int kSize>
+__device__ __forceinline__ void fill_rows(RowTile<kSize>& tile, const AttendParams& p, const detail::WorkItem& item,
+                                          int head, int begin, int count) {
   const int n = static_cast<int>(threadIdx.x);
-  if (n >= size) return;
+  if (n >= kSize) return;
   std::int32_t row = -1;
   detail::RowRange range;
   float slope = 0.0F;
@@ -52,7 +69,7 @@ __device__ __forceinline__ void copy16(unsigned char* to, const unsigned char* f
     copy_async16(to, from, wanted);
     return;
   }
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < 16; i += kElement) {
     if constexpr (kElement == 2) {
       *reinterpret_cast<std::uint16_t*>(to + i) =
@@ -63,75 +80,99 @@ __device__ __forceinline__ void copy16(unsigned char* to, const unsigned char* f
   }
 }
 
-/// q of a tile's rows, [size, kDim] with kPad bytes between; absent rows are zero. By all threads.
-template <int kDim>
-__device__ __forceinline__ void load_q(unsigned char* to, const RowTile& tile, const AttendParams& p, int head,
-                                       int begin, int size) {
+/// q of a tile's rows, [kSize, kDim]; absent rows are zero. By all threads.
+template <int kDim, class Layout, int kSize>
+__device__ __forceinline__ void load_q(unsigned char* to, const RowTile<kSize>& tile, const AttendParams& p, int head,
+                                       int begin) {
   constexpr int kChunks = kDim / 8;
-  for (int c = static_cast<int>(threadIdx.x); c < size * kChunks; c += kThreads) {
+  for (int c = static_cast<int>(threadIdx.x); c < kSize * kChunks; c += kThreads) {
     const int n = c / kChunks;
     const int chunk = c % kChunks;
     const std::int32_t row = tile.row[n];
     const int qo_head = head * p.group_size + (begin + n) % p.group_size;
     const unsigned char* from = p.q;
     if (row >= 0) from += row * p.q_row_stride + qo_head * p.q_head_stride + chunk * 16;
-    copy16<2>(to + n * (kDim * 2 + kPad) + chunk * 16, from, p.q_aligned, row >= 0);
+    copy16<2>(to + Layout::at(n, chunk), from, p.q_aligned, row >= 0);
   }
 }
 
-/// Loads KV rows of one item and head, kTileKeys tokens a time, by one warp.
-template <class T, int kDqk, int kDvo>
+/// Loads KV rows of one item and head, kTileKeys tokens at a time, by one warp. Lanes 0-15 know where the tokens' K
+/// rows lie, lanes 16-31 their V rows; for each copy of 16 bytes a lane asks the one that knows.
+/// fp8 rows are padded, to be widened into the layout that is asked for.
+template <class T, int kDqk, int kDvo, class WantedKLayout, class WantedVLayout>
 struct KvLoader {
-  static constexpr int kKPitch = kDqk * T::kKvBytes + kPad;
-  static constexpr int kVPitch = kDvo * T::kKvBytes + kPad;
+  using KLayout = std::conditional_t<T::kFp8, PaddedLayout<kDqk>, WantedKLayout>;
+  using VLayout = std::conditional_t<T::kFp8, PaddedLayout<kDvo>, WantedVLayout>;
 
-  const CacheView& cache;
   const std::int32_t* page_ids;  ///< of the item's first page
+  const unsigned char* data;     ///< K or V of this head, by lane
+  std::int64_t page_stride;
+  std::int64_t token_stride;
   std::int32_t first_token;
   std::int32_t num_tokens;
-  std::int64_t k_head;
-  std::int64_t v_head;
+  std::int32_t page_shift;
+  std::int32_t num_pages;
+  bool aligned;
+  int lane;
 
   __device__ __forceinline__ KvLoader(const AttendParams& p, const detail::WorkItem& item, int head)
-      : cache(p.kv[item.view]),
-        page_ids(p.plan.at<std::int32_t>(p.plan.header().page_ids) + item.page_begin),
+      : page_ids(p.plan.at<std::int32_t>(p.plan.header().page_ids) + item.page_begin),
         first_token(item.first_token),
         num_tokens(item.num_tokens),
-        k_head(head * cache.k.head_stride),
-        v_head(head * cache.v.head_stride) {}
+        lane(static_cast<int>(threadIdx.x % 32)) {
+    const CacheView& cache = p.kv[item.view];
+    const PagedBytes& side = lane < kTileKeys ? cache.k : cache.v;
+    data = side.data + head * side.head_stride;
+    page_stride = side.page_stride;
+    token_stride = side.token_stride;
+    page_shift = cache.page_shift;
+    num_pages = cache.num_pages;
+    aligned = cache.aligned;
+  }
 
   /// Page of token `first + lane % 16` of the item; -1: none.
   [[nodiscard]] __device__ __forceinline__ std::int32_t page_of(std::int32_t first) const {
-    const std::int32_t t = first + static_cast<std::int32_t>(threadIdx.x % kTileKeys);
+    const std::int32_t t = first + lane % kTileKeys;
     if (t >= num_tokens) return -1;
-    const std::int32_t page = page_ids[(first_token + t) >> cache.page_shift];
-    return page < cache.num_pages ? page : -1;
+    const std::int32_t page = page_ids[(first_token + t) >> page_shift];
+    return page < num_pages ? page : -1;
   }
 
-  /// Starts the copies of tokens [first, first + 16), whose pages are `pages` (lane % 16 each). Absent ones are zeros.
-  __device__ __forceinline__ void load(std::int32_t first, std::int32_t pages, unsigned char* k,
+  /// Starts the copies of tokens [first, first + 16), whose pages are `page` (lane % 16 each), to rows from `at` on of
+  /// the tiles k and v. Absent ones are zeros.
+  __device__ __forceinline__ void load(std::int32_t first, std::int32_t page, int at, unsigned char* k,
                                        unsigned char* v) const {
-    copy_rows<kDqk * T::kKvBytes / 16, kKPitch>(cache.k, k_head, first, pages, k);
-    copy_rows<kDvo * T::kKvBytes / 16, kVPitch>(cache.v, v_head, first, pages, v);
+    const std::int32_t in_page = (first_token + first + lane % kTileKeys) & ((1 << page_shift) - 1);
+    const unsigned char* row = data;
+    if (page >= 0) row += page * page_stride + in_page * token_stride;
+    const unsigned present = __ballot_sync(0xffffffffU, page >= 0);
+    if (aligned && present == 0xffffffffU) {
+      copy_rows<kDqk * T::kKvBytes / 16, KLayout>(
+          row, 0, k, at, [](unsigned char* to, const unsigned char* from, int) { copy_async16(to, from); });
+      copy_rows<kDvo * T::kKvBytes / 16, VLayout>(
+          row, kTileKeys, v, at, [](unsigned char* to, const unsigned char* from, int) { copy_async16(to, from); });
+    } else {
+      const auto one = [&](unsigned char* to, const unsigned char* from, int token) {
+        copy16<T::kKvBytes>(to, from, aligned, (present >> token & 1U) != 0);
+      };
+      copy_rows<kDqk * T::kKvBytes / 16, KLayout>(row, 0, k, at, one);
+      copy_rows<kDvo * T::kKvBytes / 16, VLayout>(row, kTileKeys, v, at, one);
+    }
   }
 
  private:
-  template <int kChunks, int kPitch>
-  __device__ __forceinline__ void copy_rows(const PagedBytes& from, std::int64_t head, std::int32_t first,
-                                            std::int32_t pages, unsigned char* to) const {
+  template <int kChunks, class Layout, class Copy>
+  __device__ __forceinline__ void copy_rows(const unsigned char* row, int first_lane, unsigned char* to, int at,
+                                            Copy&& copy) const {
     static_assert(kChunks * kTileKeys % 32 == 0);
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const std::int32_t in_page = (1 << cache.page_shift) - 1;
 #pragma unroll
     for (int i = 0; i < kChunks * kTileKeys / 32; ++i) {
       const int c = lane + 32 * i;
       const int token = c / kChunks;
       const int chunk = c % kChunks;
-      const std::int32_t page = __shfl_sync(0xffffffffU, pages, token);
-      const std::int64_t offset =
-          page * from.page_stride + ((first_token + first + token) & in_page) * from.token_stride + head + chunk * 16;
-      copy16<T::kKvBytes>(to + token * kPitch + chunk * 16, from.data + (page < 0 ? 0 : offset), cache.aligned,
-                          page >= 0);
+      const auto from = reinterpret_cast<const unsigned char*>(
+          __shfl_sync(0xffffffffU, reinterpret_cast<unsigned long long>(row), first_lane + token));
+      copy(to + Layout::at(at + token, chunk), from + chunk * 16, token);
     }
   }
 };
@@ -141,38 +182,38 @@ __device__ __forceinline__ bool sees(std::int32_t lo, std::int32_t hi, std::int3
   return pos < hi && (pos >= lo || pos < sinks);
 }
 
-/// Clears the V rows of those 16 keys from position `pos` on that no row of the tile sees: memory nobody sees may hold
-/// NaN, which a weight of zero does not hide. By one warp.
-template <int kRowBytes, int kPitch>
-__device__ __forceinline__ void clear_unseen(unsigned char* v, const RowTile& tile, int size, std::int32_t sinks,
+/// Clears those of the V rows [at, at + 16), of keys from position `pos` on, that no row of the tile sees: memory
+/// nobody sees may hold NaN, which a weight of zero does not hide. By one warp.
+template <int kDim, class Layout, int kSize>
+__device__ __forceinline__ void clear_unseen(unsigned char* v, int at, const RowTile<kSize>& tile, std::int32_t sinks,
                                              std::int32_t pos) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   bool seen = false;
-  for (int n = lane / kTileKeys; n < size; n += 2) {
+  for (int n = lane / kTileKeys; n < kSize; n += 2) {
     seen = seen || sees(tile.lo[n], tile.hi[n], sinks, pos + lane % kTileKeys);
   }
   const unsigned votes = __ballot_sync(0xffffffffU, seen);
   const unsigned keys = (votes | votes >> kTileKeys) & 0xffffU;
   if (keys == 0xffffU) return;
-  for (int c = lane; c < kTileKeys * (kRowBytes / 16); c += 32) {
-    const int token = c / (kRowBytes / 16);
+  for (int c = lane; c < kTileKeys * (kDim / 8); c += 32) {
+    const int token = c / (kDim / 8);
     if ((keys >> token & 1U) == 0) {
-      *reinterpret_cast<uint4*>(v + token * kPitch + c % (kRowBytes / 16) * 16) = uint4{0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(v + Layout::at(at + token, c % (kDim / 8))) = uint4{0, 0, 0, 0};
     }
   }
   __syncwarp();
 }
 
-/// 16 rows of fp8 to rows of 16-bit elements, by one warp.
-template <class Element, int kDim>
-__device__ __forceinline__ void widen_rows(unsigned char* to, const unsigned char* from) {
+/// Rows [at, at + 16) of fp8 to rows of 16-bit elements, by one warp.
+template <class Element, int kDim, class Layout>
+__device__ __forceinline__ void widen_rows(unsigned char* to, int at, const unsigned char* from) {
   const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int i = 0; i < kTileKeys * kDim / 16 / 32; ++i) {
     const int c = lane + 32 * i;
-    const int token = c / (kDim / 16);
+    const int row = at + c / (kDim / 16);
     const int chunk = c % (kDim / 16);
-    const uint4 raw = *reinterpret_cast<const uint4*>(from + token * (kDim + kPad) + chunk * 16);
+    const uint4 raw = *reinterpret_cast<const uint4*>(from + PaddedLayout<kDim>::at(row, chunk));
     const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
     std::uint32_t wide[8];
 #pragma unroll
@@ -180,16 +221,19 @@ __device__ __forceinline__ void widen_rows(unsigned char* to, const unsigned cha
       wide[2 * w] = widen_fp8<Element>(static_cast<std::uint16_t>(words[w] & 0xffffU));
       wide[2 * w + 1] = widen_fp8<Element>(static_cast<std::uint16_t>(words[w] >> 16));
     }
-    auto* row = reinterpret_cast<uint4*>(to + token * (kDim * 2 + kPad) + chunk * 32);
-    row[0] = uint4{wide[0], wide[1], wide[2], wide[3]};
-    row[1] = uint4{wide[4], wide[5], wide[6], wide[7]};
+    *reinterpret_cast<uint4*>(to + Layout::at(row, 2 * chunk)) = uint4{wide[0], wide[1], wide[2], wide[3]};
+    *reinterpret_cast<uint4*>(to + Layout::at(row, 2 * chunk + 1)) = uint4{wide[4], wide[5], wide[6], wide[7]};
   }
 }
 
 /// A score in base 2: scale, cap, ALiBi. `scale` holds log2(e) unless there is a cap.
 __device__ __forceinline__ float score(float product, float scale, float cap, float slope, std::int32_t distance) {
   float x = product * scale;
-  if (cap > 0.0F) x = cap * kLog2E * tanhf(x / cap);
+  if (cap > 0.0F) {
+    // tanh y = 1 - 2 / (1 + e^(2 y)); exact at both ends: e^(2 y) = 0 and infinity.
+    const float y = x * __frcp_rn(cap);
+    x = cap * kLog2E * (1.0F - __fdividef(2.0F, 1.0F + exp2_fast(y * (2.0F * kLog2E))));
+  }
   return x + slope * static_cast<float>(distance);
 }
 
@@ -200,19 +244,44 @@ __device__ __forceinline__ float scale_of(const AttendParams& p, int head) {
   return p.soft_cap > 0.0F ? scale : scale * kLog2E;
 }
 
-/// Where the state of a stacked row goes: straight to the output, or to a partial slot. Four elements of O from d on.
+/// Where the state of a stacked row goes: straight to the output, with the learned sink, or to a partial slot.
 template <int kDvo>
-__device__ __forceinline__ void store_state(const AttendParams& p, const detail::WorkItem& item, std::int32_t row,
-                                            int qo_head, int j, int d, float4 o, float lse) {
-  if (item.partial_begin < 0) {
-    const float factor = add_sink(p.out, qo_head, lse);
-    store_output4(p.out, row, qo_head, d, {o.x * factor, o.y * factor, o.z * factor, o.w * factor});
-    if (d == 0) store_lse(p.out, row, qo_head, lse);
-    return;
+class StateWriter {
+ public:
+  /// `lse` of stacked row `stacked` of the item, in base 2; `factor` is what its O is to be multiplied by.
+  __device__ __forceinline__ StateWriter(const AttendParams& p, const detail::WorkItem& item, std::int32_t row,
+                                         int head, int stacked, float lse, float factor)
+      : p_(p), row_(row), qo_head_(head * p.group_size + stacked % p.group_size), lse_(lse), factor_(factor) {
+    if (item.partial_begin >= 0) {
+      slot_ = static_cast<std::int64_t>(item.partial_begin + stacked / p.group_size) * p.num_qo_heads + qo_head_;
+    } else {
+      factor_ *= add_sink(p.out, qo_head_, lse_);
+    }
   }
-  const std::int64_t at = static_cast<std::int64_t>(item.partial_begin + j) * p.num_qo_heads + qo_head;
-  *reinterpret_cast<float4*>(p.partial_o + at * kDvo + d) = o;
-  if (d == 0) p.partial_lse[at] = lse;
-}
+
+  __device__ __forceinline__ void store(int d, float4 o) const {
+    o = {o.x * factor_, o.y * factor_, o.z * factor_, o.w * factor_};
+    if (slot_ >= 0) {
+      *reinterpret_cast<float4*>(p_.partial_o + slot_ * kDvo + d) = o;
+    } else {
+      store_output4(p_.out, row_, qo_head_, d, o);
+    }
+  }
+  __device__ __forceinline__ void store_lse() const {
+    if (slot_ >= 0) {
+      p_.partial_lse[slot_] = lse_;
+    } else {
+      cuda::store_lse(p_.out, row_, qo_head_, lse_);
+    }
+  }
+
+ private:
+  const AttendParams& p_;
+  std::int32_t row_;
+  int qo_head_;
+  float lse_;
+  float factor_;
+  std::int64_t slot_ = -1;
+};
 
 }  // namespace headwater::cuda

@@ -65,6 +65,9 @@ Output output_of(const RunArgs& args) {
   out.row_stride = args.out.row_stride;
   out.head_stride = args.out.head_stride;
   out.dtype = args.out.dtype;
+  const auto quad = static_cast<std::int64_t>(4 * size_of(out.dtype));
+  out.aligned = reinterpret_cast<std::uintptr_t>(out.data) % static_cast<std::uintptr_t>(quad) == 0 &&
+                out.row_stride % 4 == 0 && out.head_stride % 4 == 0;
   out.lse = args.lse.data;
   out.lse_row_stride = args.lse.row_stride;
   out.lse_head_stride = args.lse.head_stride;

@@ -23,7 +23,7 @@ AttentionShape random_shape(Rng& rng, const Range& range) {
   constexpr std::array kGroups{1, 2, 3, 4, 4, 5, 7, 8};
   shape.num_qo_heads = shape.num_kv_heads * rng.pick(kGroups);
   shape.head_dim_qk = shape.head_dim_vo = rng.pick(range.head_dims);
-  if (rng.chance(0.15)) shape.head_dim_vo = rng.pick(range.head_dims);
+  if (rng.chance(0.15) && !range.gpu_types) shape.head_dim_vo = rng.pick(range.head_dims);
   if (range.fp32_only) {
     shape.q_dtype = shape.kv_dtype = shape.out_dtype = DType::f32;
   } else if (range.gpu_types) {
