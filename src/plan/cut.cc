@@ -18,12 +18,6 @@ const Node& at(const Forest& f, std::int32_t i) {
   return f.nodes[static_cast<std::size_t>(i)];
 }
 
-/// Calls visit(child) for the children of node i.
-template <class Visit>
-void for_children(const Forest& f, std::int32_t i, Visit&& visit) {
-  for (std::int32_t c = i + 1; c < at(f, i).subtree_end; c = at(f, c).subtree_end) visit(c);
-}
-
 }  // namespace
 
 Thresholds thresholds_of(const PlanOptions& options, Policy policy) noexcept {
@@ -34,36 +28,64 @@ Thresholds thresholds_of(const PlanOptions& options, Policy policy) noexcept {
   return t;
 }
 
+void Cutter::begin(const CostModel& cost, const PlanOptions& options,
+                   std::span<const std::int32_t> page_size) noexcept {
+  cost_ = &cost;
+  options_ = &options;
+  page_size_ = page_size;
+}
+
+bool Cutter::close(const Forest& f, const PlanData& plan, Policy policy, Closed& closed) {
+  closed.assign(f.nodes.size(), 0);
+  switch (policy) {
+    case Policy::automatic:
+      close_cheapest(f, closed);
+      break;
+    case Policy::two_level:
+      close_best(f, closed);
+      break;
+    case Policy::vllm:
+      close_vllm(f, plan, closed);
+      break;
+    case Policy::forest:
+      close_all(f, closed);
+      break;
+    case Policy::flat:
+      break;
+  }
+  return std::ranges::find(closed, 1) != closed.end();
+}
+
 bool Cutter::may_close(const Node& node, std::int32_t run_begin, const Thresholds& t) const noexcept {
   if (node.num_members < std::max(2, t.min_members) || node.cut <= run_begin) return false;
   const std::int32_t page_size = page_size_[static_cast<std::size_t>(node.view)];
   return ceil_div(node.cut - node.origin, page_size) - (run_begin - node.origin) / page_size >= t.min_pages;
 }
 
-void Cutter::close_all(const Forest& f, Closed& closed) const {
+void Cutter::close_all(const Forest& f, Closed& closed) {
   const Thresholds t = thresholds_of(*options_, Policy::forest);
-  closed.assign(f.nodes.size(), 0);
-  std::vector<std::int32_t> run(f.nodes.size());
+  run_.resize(f.nodes.size());
   for (std::size_t i = 0; i < f.nodes.size(); ++i) {
     const Node& node = f.nodes[i];
+    if (node.num_members == 1) continue;
     const bool fresh = f.levels || node.parent < 0 || closed[static_cast<std::size_t>(node.parent)] != 0;
-    run[i] = fresh ? node.tok_begin : run[static_cast<std::size_t>(node.parent)];
-    closed[i] = may_close(node, run[i], t) ? 1 : 0;
+    run_[i] = fresh ? node.tok_begin : run_[static_cast<std::size_t>(node.parent)];
+    closed[i] = may_close(node, run_[i], t) ? 1 : 0;
   }
 }
 
-void Cutter::close_best(const Forest& f, Closed& closed) const {
+void Cutter::close_best(const Forest& f, Closed& closed) {
   const Thresholds t = thresholds_of(*options_, Policy::two_level);
-  closed.assign(f.nodes.size(), 0);
-  std::vector<std::int32_t> run(f.nodes.size());
+  run_.resize(f.nodes.size());
   std::int64_t most = 0;
   std::size_t best = 0;
   for (std::size_t i = 0; i < f.nodes.size(); ++i) {
     const Node& node = f.nodes[i];
-    run[i] = f.levels || node.parent < 0 ? node.tok_begin : run[static_cast<std::size_t>(node.parent)];
-    if (!may_close(node, run[i], t)) continue;
+    if (node.num_members == 1) continue;
+    run_[i] = f.levels || node.parent < 0 ? node.tok_begin : run_[static_cast<std::size_t>(node.parent)];
+    if (!may_close(node, run_[i], t)) continue;
     const std::int32_t page_size = page_size_[static_cast<std::size_t>(node.view)];
-    const std::int64_t saved = std::int64_t{ceil_div(node.cut - run[i], page_size)} * (node.num_members - 1);
+    const std::int64_t saved = std::int64_t{ceil_div(node.cut - run_[i], page_size)} * (node.num_members - 1);
     if (saved <= most) continue;
     most = saved;
     best = i;
@@ -72,7 +94,6 @@ void Cutter::close_best(const Forest& f, Closed& closed) const {
 }
 
 void Cutter::close_vllm(const Forest& f, const PlanData& plan, Closed& closed) const {
-  closed.assign(f.nodes.size(), 0);
   if (f.nodes.empty() || f.nodes[0].tok_begin != 0) return;
   const PlanOptions& o = *options_;
   if (o.alibi || o.window_left >= 0 || o.local_chunk > 0) return;
@@ -118,76 +139,96 @@ void Cutter::close_cheapest_levels(const Forest& f, Closed& closed) const {
   }
 }
 
-// best_[offset_[n] + k]: least cost of everything that the members of node n read from the start of run k on, where run
-// k starts at the k-th ancestor (k = depth: at n itself). Closing costs one piece for all members, and then each child
-// starts a run of its own; pushing down costs nothing here but every child reads the run again. First reads of a page
-// cost the same in every cut and are left out.
+// Run k starts at the k-th ancestor of a node (k = depth: at the node itself); cost k of a node is the least cost of
+// everything that its members read from the start of run k on. Closing a node costs one piece for all members, and then
+// each child starts a run of its own; pushing it down costs nothing here but every child reads the run again. First
+// reads of a page cost the same in every cut and are left out. Children come before their parents here and add their
+// costs to sums_[offset_[parent] + k]: up to the parent's depth what pushing costs, behind it what comes after closing.
 void Cutter::close_cheapest(const Forest& f, Closed& closed) {
-  closed.assign(f.nodes.size(), 0);
   if (f.levels) return close_cheapest_levels(f, closed);
   const Thresholds t = thresholds_of(*options_, Policy::automatic);
   const auto n = static_cast<std::int32_t>(f.nodes.size());
   offset_.resize(f.nodes.size());
   read_prefix_.resize(f.nodes.size());
   std::int64_t states = 0;
+  std::int64_t num_sums = 0;
   for (std::int32_t i = 0; i < n; ++i) {
     const Node& node = at(f, i);
-    offset_[static_cast<std::size_t>(i)] = states;
     states += node.depth + 1;
+    if (node.num_members == 1) continue;
+    offset_[static_cast<std::size_t>(i)] = num_sums;
+    num_sums += node.depth + 2;
     const std::int64_t above = node.parent < 0 ? 0 : read_prefix_[static_cast<std::size_t>(node.parent)];
     const std::int64_t tokens = std::max(0, node.cut - node.tok_begin);
-    read_prefix_[static_cast<std::size_t>(i)] =
-        above + (node.num_members == 1 ? cost_->read_ps(tokens) : cost_->reread_ps(tokens, node.cut));
+    read_prefix_[static_cast<std::size_t>(i)] = above + cost_->reread_ps(tokens, node.cut);
   }
   if (states > kMaxStates) return close_all(f, closed);
-  best_.resize(static_cast<std::size_t>(states));
-  choice_.resize(static_cast<std::size_t>(states));
-
+  sums_.assign(static_cast<std::size_t>(num_sums), 0);
+  choice_.resize(static_cast<std::size_t>(num_sums));
+  goes_on_.assign(f.nodes.size(), 0);
   for (std::int32_t i = n; i-- > 0;) {
-    const Node& node = at(f, i);
-    std::int64_t* best = best_.data() + offset_[static_cast<std::size_t>(i)];
-    std::uint8_t* choice = choice_.data() + offset_[static_cast<std::size_t>(i)];
-    const std::int64_t reads = read_prefix_[static_cast<std::size_t>(i)];
-    const std::int32_t tiles = cost_->num_tiles(node.num_rows);
-    std::int64_t after = 0;  // children, each from a run of its own
-    bool ends_here = true;
-    for_children(f, i, [&](std::int32_t c) {
-      after += best_[static_cast<std::size_t>(offset_[static_cast<std::size_t>(c)] + node.depth + 1)];
-      ends_here = ends_here && at(f, c).num_members == 1 && at(f, c).cut <= node.cut;
-    });
-    std::int32_t top = i;
-    for (std::int32_t k = node.depth; k >= 0; --k, top = at(f, top).parent) {
-      const std::int32_t begin = at(f, top).tok_begin;
-      const std::int64_t tokens = node.cut - begin;
-      const std::int32_t above = at(f, top).parent;
-      const std::int64_t read = reads - (above < 0 ? 0 : read_prefix_[static_cast<std::size_t>(above)]);
-      const bool whole = k == 0 && ends_here;  // a row's only piece: no partial state
-      std::int64_t close = kImpossible;
-      if (node.num_members == 1 || may_close(node, begin, t)) {
-        close = tokens <= 0 ? 0
-                            : cost_->piece_ps(tokens, node.num_rows) + tiles * read +
-                                  (whole ? 0 : cost_->partial_ps(node.num_rows));
-        close += after;
-      }
-      std::int64_t push = kImpossible;
-      if (node.num_members > 1) {
-        push = 0;
-        for_children(f, i, [&](std::int32_t c) {
-          push += best_[static_cast<std::size_t>(offset_[static_cast<std::size_t>(c)] + k)];
-        });
-      }
-      choice[k] = close < push ? 1 : 0;
-      best[k] = std::min(close, push);
+    if (at(f, i).num_members == 1) {
+      cost_leaf(f, i);
+    } else {
+      cost_inner(f, i, t);
     }
   }
   // Trace from the roots.
   run_.resize(f.nodes.size());
   for (std::int32_t i = 0; i < n; ++i) {
     const Node& node = at(f, i);
+    if (node.num_members == 1) continue;
     const auto self = static_cast<std::size_t>(i);
     const bool fresh = node.parent < 0 || closed[static_cast<std::size_t>(node.parent)] != 0;
     run_[self] = fresh ? node.depth : run_[static_cast<std::size_t>(node.parent)];
-    closed[self] = node.num_members > 1 ? choice_[static_cast<std::size_t>(offset_[self] + run_[self])] : 0;
+    closed[self] = choice_[static_cast<std::size_t>(offset_[self] + run_[self])];
+  }
+}
+
+/// Cost of reading tokens [begin, node.cut) for all members of a node, `read_ps` of it for the reads of a tile.
+std::int64_t Cutter::close_ps(const Node& node, std::int32_t begin, std::int64_t read_ps, bool whole) const noexcept {
+  const std::int64_t tokens = node.cut - begin;
+  if (tokens <= 0) return 0;
+  return cost_->piece_ps(tokens, node.num_rows) + cost_->num_tiles(node.num_rows) * read_ps +
+         (whole ? 0 : cost_->partial_ps(node.num_rows));
+}
+
+/// A leaf is always closed: what is left of its entry is read in one piece.
+void Cutter::cost_leaf(const Forest& f, std::int32_t i) {
+  const Node& node = at(f, i);
+  if (node.parent < 0) return;
+  const auto up = static_cast<std::size_t>(node.parent);
+  if (node.cut > at(f, node.parent).cut) goes_on_[up] = 1;
+  std::int64_t* sums = sums_.data() + offset_[up];
+  const std::int64_t reads = read_prefix_[up] + cost_->read_ps(std::max(0, node.cut - node.tok_begin));
+  std::int32_t top = i;
+  for (std::int32_t k = node.depth; k >= 0; --k, top = at(f, top).parent) {
+    const std::int32_t above = at(f, top).parent;
+    const std::int64_t read = reads - (above < 0 ? 0 : read_prefix_[static_cast<std::size_t>(above)]);
+    sums[k] += std::min(kImpossible, close_ps(node, at(f, top).tok_begin, read, k == 0));
+  }
+}
+
+void Cutter::cost_inner(const Forest& f, std::int32_t i, const Thresholds& t) {
+  const Node& node = at(f, i);
+  const auto self = static_cast<std::size_t>(i);
+  const std::int64_t* sums = sums_.data() + offset_[self];
+  const std::int64_t after = sums[node.depth + 1];
+  std::uint8_t* choice = choice_.data() + offset_[self];
+  std::int64_t* up = nullptr;
+  if (node.parent >= 0) {
+    up = sums_.data() + offset_[static_cast<std::size_t>(node.parent)];
+    goes_on_[static_cast<std::size_t>(node.parent)] = 1;
+  }
+  std::int32_t top = i;
+  for (std::int32_t k = node.depth; k >= 0; --k, top = at(f, top).parent) {
+    const std::int32_t begin = at(f, top).tok_begin;
+    const std::int32_t above = at(f, top).parent;
+    const std::int64_t read = read_prefix_[self] - (above < 0 ? 0 : read_prefix_[static_cast<std::size_t>(above)]);
+    const bool whole = k == 0 && goes_on_[self] == 0;  // a row's only piece: no partial state
+    const std::int64_t close = may_close(node, begin, t) ? close_ps(node, begin, read, whole) + after : kImpossible;
+    choice[k] = close < sums[k] ? 1 : 0;
+    if (up != nullptr) up[k] += std::min(close, sums[k]);
   }
 }
 
@@ -222,14 +263,14 @@ void Cutter::make_flat_pieces(const Forest& f, std::span<const Entry> entries, s
 void Cutter::make_pieces(const Forest& f, std::span<const Entry> entries, const Closed& closed,
                          std::vector<Piece>& pieces) {
   pieces.clear();
-  std::vector<std::int32_t> run(f.nodes.size());      // first token of a node's run
-  std::vector<std::uint8_t> at_root(f.nodes.size());  // the run begins with its tree
+  run_.resize(f.nodes.size());      // first token of a node's run
+  at_root_.resize(f.nodes.size());  // the run begins with its tree
   for (std::size_t i = 0; i < f.nodes.size(); ++i) {
     const Node& node = f.nodes[i];
     const auto parent = static_cast<std::size_t>(std::max(0, node.parent));
     const bool fresh = f.levels || node.parent < 0 || closed[parent] != 0;
-    run[i] = fresh ? node.tok_begin : run[parent];
-    at_root[i] = fresh ? static_cast<std::uint8_t>(node.parent < 0) : at_root[parent];
+    run_[i] = fresh ? node.tok_begin : run_[parent];
+    at_root_[i] = fresh ? static_cast<std::uint8_t>(node.parent < 0) : at_root_[parent];
     const std::int32_t first = f.order[static_cast<std::size_t>(node.member_begin)];
     if (f.levels && closed[i] == 0 && node.tok_begin < node.cut) {
       for (std::int32_t k = 0; k < node.num_members; ++k) {
@@ -238,9 +279,9 @@ void Cutter::make_pieces(const Forest& f, std::span<const Entry> entries, const 
       }
       continue;
     }
-    if ((node.num_members > 1 && closed[i] == 0) || run[i] >= node.cut) continue;
+    if ((node.num_members > 1 && closed[i] == 0) || run_[i] >= node.cut) continue;
     std::int32_t page_base = node.page_base;
-    if (f.mixed_starts && at_root[i] != 0) {
+    if (f.mixed_starts && at_root_[i] != 0) {
       // Read the table of the member that starts first: it has all the pages that the others lack.
       std::int32_t source = first;
       for (std::int32_t k = 1; k < node.num_members; ++k) {
@@ -251,7 +292,7 @@ void Cutter::make_pieces(const Forest& f, std::span<const Entry> entries, const 
       page_base = entries[static_cast<std::size_t>(source)].page_base;
     }
     pieces.push_back(
-        {run[i], node.cut, page_base, node.origin, node.view, node.member_begin, node.num_members, first, node.depth});
+        {run_[i], node.cut, page_base, node.origin, node.view, node.member_begin, node.num_members, first, node.depth});
   }
   if (!f.split_entries) return;
   // Entries that take part in several trees: neighbouring stretches that only they read are one piece.
@@ -281,8 +322,13 @@ std::int64_t Cutter::cached_rereads_ps(const Forest& f, const Closed& closed) {
   std::int64_t saved = 0;
   for (std::int32_t i = n; i-- > 0;) {
     const Node& node = at(f, i);
+    if (node.num_members == 1) {  // read by its own request only
+      if (!f.levels && node.parent >= 0 && closed[static_cast<std::size_t>(node.parent)] == 0)
+        ++readers_[static_cast<std::size_t>(node.parent)];
+      continue;
+    }
     const auto self = static_cast<std::size_t>(i);
-    const bool closes = node.num_members == 1 || closed[self] != 0;
+    const bool closes = closed[self] != 0;
     // Tiles of a closed node are costed with their re-reads; here count the pieces that read it.
     if (f.levels) {
       readers_[self] = closes ? 1 : node.num_members;

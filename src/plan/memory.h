@@ -6,6 +6,7 @@
 // one request's visible stretch of tokens: one, or two where leading sink tokens lie apart from the window.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -81,6 +82,15 @@ struct Piece {
   std::int32_t depth = 0;
 };
 
+/// The rows and slots of a part of a unit (schedule.h).
+struct Place {
+  std::int32_t row_begin = 0;  ///< in PlanData::item_rows
+  std::int32_t num_rows = 0;
+  std::int32_t partial_begin = -1;  ///< -1: direct
+};
+/// No number of rows: Memory::places say nothing.
+inline constexpr std::size_t kNotPlaced = static_cast<std::size_t>(-1);
+
 struct PlanData::Memory {
   std::int32_t num_requests = 0;
   std::vector<std::int32_t> qo_indptr;  ///< [num_requests + 1]
@@ -95,6 +105,8 @@ struct PlanData::Memory {
   Forest forest;
   bool scanned = false;  ///< the forest was looked for
   std::vector<Piece> pieces;
+  std::vector<Place> places;  ///< from which slots, merge lists and empty rows of `placed_rows` rows followed
+  std::size_t placed_rows = kNotPlaced;
   std::vector<std::uint8_t> closed;  ///< [nodes] split off in this plan
   Policy chosen = Policy::flat;      ///< whose cut the plan uses (automatic: the cost model's)
   DeviceModel model;                 ///< that the plan was made with, for describe()

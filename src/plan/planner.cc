@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "cpu/scratch.h"
@@ -12,6 +13,7 @@
 #include "plan/memory.h"
 #include "plan/rows.h"
 #include "plan/schedule.h"
+#include "plan/units.h"
 #include "plan/validate.h"
 
 namespace headwater {
@@ -120,14 +122,22 @@ void set_stats(const CostModel& cost, PlanData& plan) {
 using namespace detail;  // NOLINT: the rest of this file is the implementation of the public class on those parts
 
 struct Planner::Scratch {
+  /// A cut that is weighed against others.
+  struct Candidate {
+    Policy policy = Policy::flat;
+    Closed closed;
+    std::vector<Piece> pieces;
+    Units units;
+    Estimate estimate;
+  };
+
   DeviceModel model;
   ForestBuilder forest;
-  Scheduler flat_scheduler;  // two, so that what was worked out for the better of flat and cascade need not be again
+  Cutter cutter;
+  Estimator estimator;
   Scheduler scheduler;
-  Closed closed;
-  Closed best_closed;
-  std::vector<Piece> pieces;
-  std::vector<Piece> flat_pieces;
+  Candidate best;
+  Candidate trial;
 
   std::vector<Table> tables;  // of update()
   std::vector<Entry> old_entries;
@@ -198,70 +208,40 @@ void Planner::Scratch::decide(PlanData& plan) {
   const Forest& f = memory.forest;
   const CostModel cost(plan.shape, plan.options, model);
   plan.num_workers = cost.num_workers();
-  Cutter cutter(cost, plan.options, plan.page_size);
-
-  Cutter::make_flat_pieces(f, memory.entries, flat_pieces);
-  closed.assign(f.nodes.size(), 0);
-  const std::int64_t flat_saved = memory.scanned ? cutter.cached_rereads_ps(f, closed) : 0;
-  const Estimate flat = flat_scheduler.estimate(cost, plan, flat_pieces, flat_saved);
-  plan.stats.predicted_flat_ps = flat.predicted_ps;
-  plan.stats.kv_bytes_flat = flat.kv_bytes;
+  cutter.begin(cost, plan.options, plan.page_size);
+  const auto estimate = [&](Candidate& c) {
+    const std::int64_t saved = memory.scanned || c.policy != Policy::flat ? cutter.cached_rereads_ps(f, c.closed) : 0;
+    c.estimate = estimator.estimate(cost, plan, c.pieces, saved, c.units);
+  };
+  best.policy = Policy::flat;
+  best.closed.assign(f.nodes.size(), 0);
+  Cutter::make_flat_pieces(f, memory.entries, best.pieces);
+  estimate(best);
+  plan.stats.predicted_flat_ps = best.estimate.predicted_ps;
+  plan.stats.kv_bytes_flat = best.estimate.kv_bytes;
 
   // Candidates other than flat, in order; a later one must be better than all before.
-  std::array<Policy, 3> candidates{};
-  std::size_t num_candidates = 0;
+  constexpr std::array kAutomatic{Policy::automatic, Policy::two_level, Policy::forest};
   const bool shared = std::ranges::any_of(f.nodes, [](const Node& node) { return node.num_members > 1; });
   const Policy policy = shared ? effective_policy(plan.options) : Policy::flat;
-  if (policy == Policy::automatic) {
-    candidates = {Policy::automatic, Policy::two_level, Policy::forest};
-    num_candidates = 3;
-  } else if (policy != Policy::flat) {
-    candidates[num_candidates++] = policy;
-  }
-  memory.chosen = Policy::flat;
-  bool current = true;  // the best candidate is the last one estimated
-  Estimate best = flat;
-  best_closed.assign(f.nodes.size(), 0);
-  for (std::size_t i = 0; i < num_candidates; ++i) {
-    switch (candidates[i]) {
-      case Policy::automatic:
-        cutter.close_cheapest(f, closed);
-        break;
-      case Policy::two_level:
-        cutter.close_best(f, closed);
-        break;
-      case Policy::vllm:
-        cutter.close_vllm(f, plan, closed);
-        break;
-      case Policy::forest:
-        cutter.close_all(f, closed);
-        break;
-      case Policy::flat:
-        break;
-    }
-    if (closed == best_closed || std::ranges::find(closed, 1) == closed.end()) continue;
-    Cutter::make_pieces(f, memory.entries, closed, pieces);
-    const Estimate estimate = scheduler.estimate(cost, plan, pieces, cutter.cached_rereads_ps(f, closed));
+  const std::span<const Policy> candidates =
+      policy == Policy::automatic ? std::span<const Policy>(kAutomatic) : std::span<const Policy>(&policy, 1);
+  for (const Policy candidate : candidates) {
+    trial.policy = candidate;
+    if (!cutter.close(f, plan, candidate, trial.closed) || trial.closed == best.closed) continue;
+    cutter.make_pieces(f, memory.entries, trial.closed, trial.pieces);
+    estimate(trial);
     // A forced policy is taken as it is; the cost model must see a gain, and over flat one of 2 %.
-    const std::int64_t bar =
-        memory.chosen == Policy::flat ? best.predicted_ps - best.predicted_ps / 50 : best.predicted_ps;
-    current = policy != Policy::automatic || estimate.predicted_ps < bar;
-    if (!current) continue;
-    best = estimate;
-    best_closed = closed;
-    memory.pieces.swap(pieces);
-    memory.chosen = candidates[i];
+    const std::int64_t time = best.estimate.predicted_ps;
+    const std::int64_t bar = best.policy == Policy::flat ? time - time / 50 : time;
+    if (policy != Policy::automatic || trial.estimate.predicted_ps < bar) std::swap(best, trial);
   }
-  plan.stats.predicted_ps = best.predicted_ps;
-  memory.closed = best_closed;
+  plan.stats.predicted_ps = best.estimate.predicted_ps;
+  memory.chosen = best.policy;
+  memory.closed.swap(best.closed);
+  memory.pieces.swap(best.pieces);
   memory.model = model;
-  if (memory.chosen == Policy::flat) {
-    memory.pieces.swap(flat_pieces);
-    flat_scheduler.emit(cost, memory.pieces, plan);
-  } else {
-    if (!current) scheduler.estimate(cost, plan, memory.pieces, 0);
-    scheduler.emit(cost, memory.pieces, plan);
-  }
+  scheduler.emit(cost, memory.pieces, best.units, plan);
 
   plan.spans.clear();
   for (const Piece& piece : memory.pieces) {

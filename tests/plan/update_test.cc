@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "cpu/expect_error.h"
@@ -267,6 +268,49 @@ TEST(Update, ChecksAnIdThatNoRowSawBefore) {
   expect_error(ErrorCode::invalid_page_table, message, [&] { (void)planner.plan(kShape, grown.batch(), {}); });
 }
 
+TEST(Update, OfDecodeStepsKeepsMergeListsOnlyWhereTheyHold) {
+  // Two batches planned in turn by one planner: pure decode steps, so that rows, slots and the order of items are
+  // mostly those of the step before.
+  Rng rng(11);
+  Population first(rng, 4, 30);
+  Population second(rng, 4, 12);
+  Planner planner(eager_model());
+  Plan plan = planner.plan(kShape, first.tables().batch(), {});
+  Plan other = planner.plan(kShape, second.tables().batch(), {});
+  int kept = 0;
+  for (int step = 0; step < 40; ++step) {
+    for (auto [people, p] : {std::pair{&first, &plan}, std::pair{&second, &other}}) {
+      for (int b = 0; b < people->count(); ++b) people->grow(b, 1);
+      const PageTables tables = people->tables();
+      const std::vector<std::int32_t> merges = p->data().merge_slots;
+      planner.update(*p, tables.batch());
+      expect_same(*p, Planner(eager_model()).plan(kShape, tables.batch(), {}));
+      if (HasFatalFailure()) return;
+      kept += !merges.empty() && merges == p->data().merge_slots ? 1 : 0;
+    }
+  }
+  EXPECT_GT(kept, 40);
+}
+
+TEST(Update, SeesEmptyRowsThatCameOrWent) {
+  // The last request has no keys: its rows are in no item, and the items' rows do not tell how many there are.
+  const auto tables = [](int empty_rows) {
+    PageTables t = reference::tree({1, 4}, {64, 16}, 16);
+    t.add({}, 0, empty_rows);
+    return t;
+  };
+  PlanOptions options;
+  options.policy = Policy::forest;
+  Planner planner(eager_model());
+  Plan plan = planner.plan(kShape, tables(1).batch(), options);
+  for (const int empty_rows : {3, 0, 2}) {
+    const PageTables now = tables(empty_rows);
+    planner.update(plan, now.batch());
+    EXPECT_EQ(plan.data().empty_rows.size(), static_cast<std::size_t>(empty_rows));
+    expect_same(plan, planner.plan(kShape, now.batch(), options));
+  }
+}
+
 TEST(Update, EmptyPlanIsRefused) {
   Rng rng(6);
   Population people(rng, 4, 2);
@@ -299,7 +343,7 @@ TEST(Update, MemoryBeyondPageIdsIsBounded) {
                             bytes(p.merge_rows) + bytes(p.merge_indptr) + bytes(p.merge_slots) + bytes(p.empty_rows) +
                             bytes(p.spans) + bytes(m.qo_indptr) + bytes(m.tables) + bytes(m.entries) +
                             bytes(m.forest.nodes) + bytes(m.forest.order) + bytes(m.forest.leaf_of) + bytes(m.pieces) +
-                            bytes(m.closed);
+                            bytes(m.closed) + bytes(m.places);
   EXPECT_LT(total - ids, std::size_t{2} << 20);
 }
 

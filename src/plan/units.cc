@@ -1,0 +1,256 @@
+#include "plan/units.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "plan/rows.h"
+
+namespace headwater::detail {
+namespace {
+
+constexpr std::int32_t kLeastPart = 128;      ///< tokens
+constexpr std::size_t kExactBalance = 1'024;  ///< units up to which the makespan is worked out item by item
+
+std::size_t sz(std::int64_t n) {
+  return static_cast<std::size_t>(n);
+}
+
+/// Cost of each of `parts` equal parts.
+std::int64_t part_cost(const CostModel& cost, const Unit& unit, std::int32_t parts) {
+  if (parts == 1) return unit.cost;
+  const std::int64_t more = parts - unit.parts;
+  const std::int64_t added = more * (cost.item_ps(unit.num_rows) + cost.partial_ps(unit.num_rows)) +
+                             (unit.parts == 1 ? cost.partial_ps(unit.num_rows) : 0);
+  return (unit.cost + added) / parts;
+}
+
+/// Batch-invariant mode: sinks are always a unit of their own, so that no row's states depend on its neighbours.
+bool sinks_apart(const PlanOptions& options, const Piece& piece, std::int32_t sinks) {
+  return options.batch_invariant && piece.tok_begin < sinks && sinks < piece.tok_end;
+}
+
+}  // namespace
+
+Estimate Estimator::estimate(const CostModel& cost, const PlanData& plan, std::span<const Piece> pieces,
+                             std::int64_t saved_ps, Units& units) {
+  out_ = &units;
+  make_units(cost, plan, pieces);
+  bool merges = cost_units(cost);
+  Estimate result;
+  if (units.units.empty()) return result;
+  const std::int64_t work = balance(cost, plan);
+  std::int64_t tokens = 0;
+  for (const Unit& unit : units.units) {
+    tokens += unit.tok_end - unit.tok_begin;
+    merges = merges || unit.parts > 1;
+  }
+  result.kv_bytes = tokens * cost.token_bytes();
+  result.predicted_ps =
+      std::max<std::int64_t>(0, work - saved_ps / cost.num_workers()) + cost.launch_ps() * (merges ? 2 : 1);
+  return result;
+}
+
+void Estimator::make_units(const CostModel& cost, const PlanData& plan, std::span<const Piece> pieces) {
+  sinks_ = sink_limit(plan.options);
+  out_->units.clear();
+  out_->rows.clear();
+  out_->tiled = false;
+  row_states_.assign(plan.rows.size(), 0);
+  const Entry* entries = plan.memory->entries.data();
+  Unit unit{};
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    unit.piece = static_cast<std::int32_t>(i);
+    const Entry& entry = entries[piece.entry];
+    const RowRange& row = plan.rows[sz(entry.row_begin)];
+    const bool whole = piece.num_members == 1 && entry.row_end - entry.row_begin == 1 && row.lo <= piece.tok_begin &&
+                       piece.tok_end <= row.hi && !sinks_apart(plan.options, piece, sinks_);
+    if (!whole) {
+      make_tiles(cost, plan, piece, unit);
+      continue;
+    }
+    // One row that sees all of it: most pieces of a decode step.
+    unit.tok_begin = piece.tok_begin;
+    unit.tok_end = unit.all_end = piece.tok_end;
+    unit.row_begin = static_cast<std::int32_t>(out_->rows.size());
+    unit.num_rows = unit.parts = 1;
+    unit.tiled = false;
+    unit.read_token_ps = cost.read_ps(1);
+    out_->rows.push_back(entry.row_begin);
+    out_->units.push_back(unit);
+    ++row_states_[sz(entry.row_begin)];
+  }
+}
+
+/// Adds the units of a piece: those rows of its members that see something of it, in tiles.
+void Estimator::make_tiles(const CostModel& cost, const PlanData& plan, const Piece& piece, Unit& unit) {
+  const Entry* entries = plan.memory->entries.data();
+  const std::int32_t* members =
+      piece.num_members == 1 ? &piece.entry : plan.memory->forest.order.data() + piece.member_begin;
+  auto& all = out_->rows;
+  const auto first = static_cast<std::int32_t>(all.size());
+  for (std::int32_t k = 0; k < piece.num_members; ++k) {
+    const Entry& entry = entries[members[k]];
+    for (std::int32_t r = entry.row_begin; r < entry.row_end; ++r) {
+      const TokenSpan seen = visible_part(plan.rows[sz(r)], sinks_, piece.tok_begin, piece.tok_end);
+      if (seen.begin < seen.end) all.push_back(r);
+    }
+  }
+  const auto count = static_cast<std::int32_t>(all.size()) - first;
+  const std::int32_t tiles = cost.num_tiles(count);
+  const std::int32_t per_tile = tiles == 1 ? count : cost.rows_per_tile(count);
+  // Every tile is charged the same, so that those of one chunk stay together in the order of items.
+  unit.tiled = tiles > 1;
+  unit.read_token_ps =
+      tiles == 1 ? cost.read_ps(1) : (cost.read_ps(1) + (tiles - 1) * cost.reread_ps(1, cost.chunk_tokens())) / tiles;
+  for (std::int32_t at = 0; at < count; at += per_tile) {
+    unit.row_begin = first + at;
+    unit.num_rows = std::min(per_tile, count - at);
+    add_tile(cost, plan, piece, unit);
+  }
+}
+
+/// Adds the units of a row tile: what its rows see, as intervals; one for each run of them without a gap. Tokens in a
+/// gap are seen by nobody and may be on pages that no longer belong to the request. `unit` brings the piece and rows.
+void Estimator::add_tile(const CostModel& cost, const PlanData& plan, const Piece& piece, Unit& unit) {
+  const std::span<const std::int32_t> rows(out_->rows.data() + unit.row_begin, sz(unit.num_rows));
+  unit.tok_begin = piece.tok_begin;
+  unit.tok_end = piece.tok_begin;
+  unit.all_end = piece.tok_end;
+  bool from_begin = true;
+  for (const std::int32_t r : rows) {
+    const RowRange& row = plan.rows[sz(r)];
+    from_begin = from_begin && row.lo <= piece.tok_begin;
+    unit.tok_end = std::max(unit.tok_end, std::min(row.hi, piece.tok_end));
+    unit.all_end = std::min(unit.all_end, row.hi);
+  }
+  const bool apart = sinks_apart(plan.options, piece, sinks_);
+  if (from_begin && !apart) return add_unit(cost, unit);
+  const std::int32_t window_begin = apart ? sinks_ : piece.tok_begin;
+  seen_.clear();
+  for (const std::int32_t r : rows) {
+    const RowRange& row = plan.rows[sz(r)];
+    const std::int32_t hi = std::min(row.hi, piece.tok_end);
+    if (piece.tok_begin < std::min(hi, sinks_)) seen_.emplace_back(piece.tok_begin, std::min(hi, sinks_));
+    if (std::max(row.lo, window_begin) < hi) seen_.emplace_back(std::max(row.lo, window_begin), hi);
+  }
+  std::ranges::sort(seen_);
+  for (std::size_t i = 0; i < seen_.size();) {
+    unit.tok_begin = unit.all_end = seen_[i].first;  // what all rows see is not looked for here
+    unit.tok_end = seen_[i].second;
+    for (++i; i < seen_.size() && seen_[i].first <= unit.tok_end; ++i) {
+      if (apart && unit.tok_begin < sinks_ && seen_[i].first == sinks_) break;
+      unit.tok_end = std::max(unit.tok_end, seen_[i].second);
+    }
+    add_unit(cost, unit);
+  }
+}
+
+void Estimator::add_unit(const CostModel& cost, Unit& unit) {
+  const std::int32_t tokens = unit.tok_end - unit.tok_begin;
+  const bool chunked = unit.tiled && tokens * cost.token_bytes() > cost.cache_bytes() / 2;
+  unit.parts = chunked ? (tokens + cost.chunk_tokens() - 1) / cost.chunk_tokens() : 1;
+  out_->units.push_back(unit);
+  out_->tiled = out_->tiled || unit.tiled;
+  const std::int32_t* rows = out_->rows.data() + unit.row_begin;
+  for (std::int32_t j = 0; j < unit.num_rows; ++j) ++row_states_[sz(rows[j])];  // at most: rows may see none of it
+}
+
+/// True if some row will have several states.
+bool Estimator::cost_units(const CostModel& cost) {
+  bool merges = false;
+  for (Unit& unit : out_->units) {
+    const std::int64_t tokens = unit.tok_end - unit.tok_begin;
+    const std::int32_t* rows = out_->rows.data() + unit.row_begin;
+    std::int64_t partials = unit.num_rows;
+    if (unit.parts == 1) {
+      partials = 0;
+      for (std::int32_t j = 0; j < unit.num_rows; ++j) partials += row_states_[sz(rows[j])] > 1 ? 1 : 0;
+    }
+    unit.cost = tokens * unit.read_token_ps + cost.compute_ps(tokens, unit.num_rows) +
+                unit.parts * (cost.item_ps(unit.num_rows) + cost.partial_ps(partials));
+    merges = merges || partials > 0;
+  }
+  return merges;
+}
+
+std::int32_t Estimator::parts_for(const Unit& unit, std::int64_t limit) const {
+  if (unit.cost <= limit) return unit.parts;
+  const std::int64_t wanted = (unit.cost + limit - 1) / limit;
+  const std::int64_t most = std::max(1, (unit.tok_end - unit.tok_begin) / least_);
+  return static_cast<std::int32_t>(std::max<std::int64_t>(unit.parts, std::min(wanted, most)));
+}
+
+/// Time until the last worker is done if parts of at most `limit` go, longest unit first, to the least loaded worker.
+std::int64_t Estimator::makespan(const CostModel& cost, std::span<const std::int32_t> order, std::int64_t limit) {
+  loads_.assign(sz(cost.num_workers()), 0);
+  const auto later = std::greater<>();
+  for (const std::int32_t index : order) {
+    const Unit& unit = out_->units[sz(index)];
+    const std::int32_t parts = parts_for(unit, limit);
+    const std::int64_t each = part_cost(cost, unit, parts);
+    for (std::int32_t p = 0; p < parts; ++p) {
+      std::ranges::pop_heap(loads_, later);
+      loads_.back() += each;
+      std::ranges::push_heap(loads_, later);
+    }
+  }
+  return *std::ranges::max_element(loads_);
+}
+
+/// Chooses the parts of all units; returns the predicted makespan.
+std::int64_t Estimator::balance(const CostModel& cost, const PlanData& plan) {
+  const std::int32_t page_size = *std::ranges::max_element(plan.page_size);
+  out_->grain = plan.options.batch_invariant ? plan.options.invariant_chunk : 1;
+  least_ = std::max({kLeastPart, page_size, out_->grain});
+  out_->head_parts = 1;
+  auto& units = out_->units;
+  const std::int64_t workers = cost.num_workers();
+  std::int64_t total = 0;
+  std::int64_t longest = 0;
+  for (const Unit& unit : units) {
+    total += unit.cost;
+    longest = std::max(longest, part_cost(cost, unit, unit.parts));
+  }
+  const std::int64_t ideal = std::max<std::int64_t>(1, total / workers);
+  if (workers == 1) return total;
+  if (units.size() > kExactBalance || longest * 8 <= ideal) {
+    const std::int64_t limit = std::max<std::int64_t>(1, ideal / 4);
+    std::int64_t sum = 0;
+    longest = 0;
+    for (Unit& unit : units) {
+      const std::int32_t parts = parts_for(unit, limit);
+      const std::int64_t each = part_cost(cost, unit, parts);
+      unit.parts = parts;
+      sum += each * parts;
+      longest = std::max(longest, each);
+    }
+    return std::max(longest, sum / workers + longest / 2);
+  }
+  const auto& order = by_cost_.sort(units.size(), [&](std::size_t i) { return units[i].cost; });
+  // A quarter of a worker's share leaves room for workers that turn out slower; other sizes only where they gain 2 %.
+  std::int64_t limit = std::max<std::int64_t>(1, ideal / 4);
+  std::int64_t best = makespan(cost, order, limit);
+  if (best > ideal + ideal / 32) {
+    for (const std::int64_t other :
+         {ideal / 2, ideal, std::numeric_limits<std::int64_t>::max() / 2, ideal / 8, ideal / 16}) {
+      const std::int64_t time = makespan(cost, order, std::max<std::int64_t>(1, other));
+      if (time >= best - best / 50) continue;
+      best = time;
+      limit = std::max<std::int64_t>(1, other);
+    }
+  }
+  std::int64_t num_items = 0;
+  for (Unit& unit : units) num_items += unit.parts = parts_for(unit, limit);
+  // Too few tokens to go round: split the KV heads as well, where an item is long against its fixed cost.
+  const std::int32_t heads = plan.shape.num_kv_heads;
+  if (num_items < workers && heads > 1 && best > 16 * cost.item_ps(1)) {
+    std::int32_t parts = 1;
+    while (parts < heads && (heads % parts != 0 || num_items * parts < workers)) ++parts;
+    out_->head_parts = parts;
+    best = best / parts + cost.item_ps(1);
+  }
+  return best;
+}
+
+}  // namespace headwater::detail
