@@ -200,6 +200,8 @@ void Engine::Impl::step(std::vector<Event>& events) {
       fail_batch(error.what(), events);
       return;
     }
+    // Before pages are cached. Those of a prompt's earlier steps, which had no logits, are cached already.
+    for (std::size_t i = 0; i < wanting.size(); ++i) wanting[i].sample->cacheable = chosen[i].front() >= 0;
     scheduler.mark_computed(batch);
     for (std::size_t i = 0; i < wanting.size(); ++i) {
       Sample& sample = *wanting[i].sample;
@@ -268,7 +270,6 @@ void Engine::Impl::sample(int first, int count, const float* logits) {
 
 void Engine::Impl::accept(Sample& sample, std::int32_t token, std::vector<Event>& events) {
   if (token < 0) {
-    sample.computed = 0;  // its pages may be to blame: nobody is to adopt them
     fail(scheduler.remove(sample), "logits at position " + std::to_string(sample.tokens.size()) + " are not finite",
          events);
     return;

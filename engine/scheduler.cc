@@ -252,7 +252,7 @@ void Scheduler::mark_computed(const StepBatch& batch) {
 /// Inserts the full pages of what has been computed. Where the same tokens are cached under other pages, and no partly
 /// filled page stands in the way, the sample takes those instead of its own.
 void Scheduler::cache_pages(Sample& sample) {
-  if (!options_.prefix_cache) return;
+  if (!options_.prefix_cache || !sample.cacheable) return;
   const std::int64_t num_full = sample.computed / options_.page_size;
   if (num_full == 0) return;
   const auto num_pages = static_cast<std::size_t>(num_full);

@@ -48,6 +48,7 @@ struct Sample {
   std::int64_t scheduled_in = 0;  ///< last step that gave it rows
   bool table_replaced = false;    ///< earlier page ids changed since the last step that ran it
   bool counted = false;           ///< its lookup in the prefix cache has been counted
+  bool cacheable = true;          ///< false: its pages may hold what is not finite, nobody is to adopt them
 
   [[nodiscard]] std::int64_t num_left() const noexcept { return static_cast<std::int64_t>(tokens.size()) - computed; }
 };

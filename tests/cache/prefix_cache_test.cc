@@ -350,6 +350,22 @@ TEST(PrefixCache, RefusalsChangeNothing) {
   pool.audit(cache.held_pages());
 }
 
+// Whoever gives the cache's own reference back breaks a rule; the destructor finds out, and must not throw.
+TEST(PrefixCache, IsDestroyedInPeaceAfterMisuse) {
+  PagePool pool(8, 2);
+  {
+    PrefixCache cache(pool);
+    const SequenceId a = filled(pool, 4);
+    const Pages own = pages_of(pool, a);
+    cache.insert(iota(0, 4), own);
+    pool.release(a);
+    pool.release_page(own[0]);
+    EXPECT_EQ(pool.ref_count(own[0]), 0);
+  }
+  EXPECT_EQ(pool.num_free(), 8) << "the other page has been given back";
+  pool.audit();
+}
+
 // Inserting one long chain and evicting it page by page must not be quadratic.
 TEST(PrefixCache, ALongChainCostsLinearTime) {
   constexpr int kTokens = 200'000;

@@ -206,6 +206,24 @@ TEST_F(Command, BenchWritesJsonWithProofs) {
   }
 }
 
+TEST_F(Command, AFailedWriteLeavesTheOldFile) {
+  const std::string bench =
+      "bench --workload '1|16' --no-overhead-gate --json '" + write("r.json", "old") + "'" + kTiny;
+  ASSERT_TRUE(fs::create_directory(path("r.json.part")));  // cannot be opened
+  EXPECT_EQ(run(bench).code, 3);
+  EXPECT_EQ(slurp(path("r.json")), "old");
+  fs::remove(path("r.json.part"));
+  fs::create_symlink("/dev/full", path("r.json.part"));  // cannot be written to its end
+  const Result full = run(bench);
+  EXPECT_EQ(full.code, 3);
+  EXPECT_NE(full.err.find(path("r.json") + ": cannot be written"), std::string::npos) << full.err;
+  EXPECT_EQ(slurp(path("r.json")), "old");
+  fs::remove(path("r.json.part"));
+  EXPECT_EQ(run(bench).code, 0);
+  EXPECT_TRUE(nlohmann::json::accept(slurp(path("r.json"))));
+  EXPECT_FALSE(fs::exists(path("r.json.part")));
+}
+
 TEST_F(Command, BenchInvariantModeHasEqualBits) {
   const Result r = run(
       std::string("bench --workload '1,6|512,32' --policy flat,forest --invariant --no-overhead-gate --json") + kTiny);
@@ -493,6 +511,27 @@ TEST_F(Command, GenerateReadsTheEnvironmentAndFlagsWin) {
   EXPECT_EQ(launch("", "HEADWATER_CASCADE_ATTENTION=on HEADWATER_CASCADE_MIN_MEMBERS=5"), "flat");
   EXPECT_EQ(launch("--min-members 4", "HEADWATER_CASCADE_ATTENTION=on HEADWATER_CASCADE_MIN_MEMBERS=5"), "cascade");
   EXPECT_EQ(launch("--min-shared-pages 1000", "HEADWATER_CASCADE_ATTENTION=on"), "flat");
+}
+
+// libgomp tells what it was loaded with, once for every start of the program.
+TEST_F(Command, GenerateStartsAgainOnceToSpinBriefly) {
+  const auto spin_counts = [&](const std::string& command, const std::string& variables) {
+    const std::string err =
+        run(command, "", "OMP_DISPLAY_ENV=verbose env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY " + variables).err;
+    std::string counts;
+    const std::string name = "GOMP_SPINCOUNT = '";
+    for (std::size_t at = 0; (at = err.find(name, at)) != std::string::npos;) {
+      at += name.size();
+      counts += err.substr(at, err.find('\'', at) - at) + " ";
+    }
+    return counts;
+  };
+  const std::string own = spin_counts("explain --workload '1|16'", "");
+  if (own.empty()) GTEST_SKIP() << "this build has no libgomp";
+  const std::string generate = "generate --model /nonexistent hello";
+  EXPECT_EQ(spin_counts(generate, ""), own + "1000 ");
+  EXPECT_EQ(spin_counts(generate, "GOMP_SPINCOUNT=77"), "77 ");
+  EXPECT_EQ(spin_counts(generate, "OMP_WAIT_POLICY=passive").find("1000 "), std::string::npos);
 }
 
 // --- calibrate

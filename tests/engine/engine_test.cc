@@ -416,6 +416,10 @@ TEST(Engine, LogitsThatAreNotFiniteEndTheSampleWithAReason) {
     EXPECT_EQ(completion.finish, FinishReason::error);
     EXPECT_EQ(completion.error, "logits at position 4 are not finite");
   }
+  EXPECT_EQ(engine.prefix_cache_stats().pages_cached, 0) << "of the prompt's one full page";
+  const Request good = request_of({5, 6, 7, 8}, 4);  // control: another one is cached
+  EXPECT_EQ(run_to_completion(engine, {&good, 1}).at(0).finish, FinishReason::length);
+  EXPECT_GT(engine.prefix_cache_stats().pages_cached, 0);
   EXPECT_FALSE(engine.has_work());
   engine.audit();
 }
