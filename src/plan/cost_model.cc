@@ -11,6 +11,7 @@ CostModel::CostModel(const AttentionShape& s, const PlanOptions& o, const Device
   tile_rows_ = std::max(1, m.max_tile_rows / group_size_);
   head_dims_ = s.head_dim_qk + s.head_dim_vo;
   compute_ = m.has_dot16 && s.q_dtype == DType::bf16 && s.kv_dtype == DType::bf16 ? m.dot16 : m.fma32;
+  one_row_key_ps_ = key_ps(1);
   token_bytes_ = head_dims_ * s.num_kv_heads * static_cast<std::int64_t>(size_of(s.kv_dtype));
   const std::int64_t read = std::max(m.worker_ps_per_kib, times(m.memory_ps_per_kib, num_workers_));
   read_token_ps_ = times(read, token_bytes_) / 1024;
@@ -21,6 +22,13 @@ CostModel::CostModel(const AttentionShape& s, const PlanOptions& o, const Device
   partial_row_ps_ = times(m.partial_ps_per_kib, std::int64_t{s.num_qo_heads} * (s.head_dim_vo + 1) * 4) / 1024;
   launch_ps_ = m.launch_ps;
   chunk_tokens_ = m.chunk_tokens;
+}
+
+std::int64_t CostModel::key_ps(std::int32_t rows) const noexcept {
+  const std::int64_t stacked = std::int64_t{rows} * group_size_;
+  if (stacked <= compute_.few_row_max) return compute_.few_row_ps * stacked * head_dims_;
+  const std::int64_t pad = compute_.many_row_pad;
+  return (compute_.many_base_ps + compute_.many_row_ps * ((stacked + pad - 1) / pad * pad)) * head_dims_;
 }
 
 std::int32_t CostModel::rows_per_tile(std::int32_t rows) const noexcept {

@@ -39,15 +39,7 @@ class CostModel {
   }
   /// Products of `tokens` keys with one tile of `rows` query rows.
   [[nodiscard]] std::int64_t compute_ps(std::int64_t tokens, std::int32_t rows) const noexcept {
-    const std::int64_t stacked = std::int64_t{rows} * group_size_;
-    std::int64_t per_key = 0;
-    if (stacked <= compute_.few_row_max) {
-      per_key = compute_.few_row_ps * stacked;
-    } else {
-      const std::int64_t pad = compute_.many_row_pad;
-      per_key = compute_.many_base_ps + compute_.many_row_ps * ((stacked + pad - 1) / pad * pad);
-    }
-    return times(tokens * num_kv_heads_, per_key * head_dims_) / 256;
+    return times(tokens * num_kv_heads_, rows == 1 ? one_row_key_ps_ : key_ps(rows)) / 256;
   }
   /// Fixed cost of an item of `rows` query rows.
   [[nodiscard]] std::int64_t item_ps(std::int32_t rows) const noexcept { return item_ps_ + rows * item_row_ps_; }
@@ -62,6 +54,8 @@ class CostModel {
   [[nodiscard]] std::int64_t cache_bytes() const noexcept { return cache_bytes_; }
 
  private:
+  /// Products of a key with `rows` query rows, for all dimensions, times 256.
+  [[nodiscard]] std::int64_t key_ps(std::int32_t rows) const noexcept;
   [[nodiscard]] std::int64_t tiled_piece_ps(std::int64_t tokens, std::int32_t rows) const noexcept;
 
   int num_workers_;
@@ -70,6 +64,7 @@ class CostModel {
   int num_kv_heads_;
   std::int64_t head_dims_;
   ComputeModel compute_;
+  std::int64_t one_row_key_ps_;
   std::int64_t token_bytes_;
   std::int64_t read_token_ps_;
   std::int64_t reread_token_ps_;

@@ -56,6 +56,15 @@ bool Cutter::close(const Forest& f, const PlanData& plan, Policy policy, Closed&
   return std::ranges::find(closed, 1) != closed.end();
 }
 
+/// Cost of reading tokens [begin, node.cut) for all members of a node, `read_ps` of it for the reads of a tile.
+inline std::int64_t Cutter::close_ps(const Node& node, std::int32_t begin, std::int64_t read_ps,
+                                     bool whole) const noexcept {
+  const std::int64_t tokens = node.cut - begin;
+  if (tokens <= 0) return 0;
+  return cost_->piece_ps(tokens, node.num_rows) + cost_->num_tiles(node.num_rows) * read_ps +
+         (whole ? 0 : cost_->partial_ps(node.num_rows));
+}
+
 bool Cutter::may_close(const Node& node, std::int32_t run_begin, const Thresholds& t) const noexcept {
   if (node.num_members < std::max(2, t.min_members) || node.cut <= run_begin) return false;
   const std::int32_t page_size = page_size_[static_cast<std::size_t>(node.view)];
@@ -185,14 +194,6 @@ void Cutter::close_cheapest(const Forest& f, Closed& closed) {
   }
 }
 
-/// Cost of reading tokens [begin, node.cut) for all members of a node, `read_ps` of it for the reads of a tile.
-std::int64_t Cutter::close_ps(const Node& node, std::int32_t begin, std::int64_t read_ps, bool whole) const noexcept {
-  const std::int64_t tokens = node.cut - begin;
-  if (tokens <= 0) return 0;
-  return cost_->piece_ps(tokens, node.num_rows) + cost_->num_tiles(node.num_rows) * read_ps +
-         (whole ? 0 : cost_->partial_ps(node.num_rows));
-}
-
 /// A leaf is always closed: what is left of its entry is read in one piece.
 void Cutter::cost_leaf(const Forest& f, std::int32_t i) {
   const Node& node = at(f, i);
@@ -269,9 +270,16 @@ void Cutter::make_pieces(const Forest& f, std::span<const Entry> entries, const 
     const Node& node = f.nodes[i];
     const auto parent = static_cast<std::size_t>(std::max(0, node.parent));
     const bool fresh = f.levels || node.parent < 0 || closed[parent] != 0;
-    run_[i] = fresh ? node.tok_begin : run_[parent];
-    at_root_[i] = fresh ? static_cast<std::uint8_t>(node.parent < 0) : at_root_[parent];
+    const std::int32_t begin = fresh ? node.tok_begin : run_[parent];
     const std::int32_t first = f.order[static_cast<std::size_t>(node.member_begin)];
+    if (node.num_members == 1 && !f.levels) {  // a leaf
+      if (begin < node.cut) {
+        pieces.push_back({begin, node.cut, node.page_base, node.origin, node.view, 0, 1, first, node.depth});
+      }
+      continue;
+    }
+    run_[i] = begin;
+    at_root_[i] = fresh ? static_cast<std::uint8_t>(node.parent < 0) : at_root_[parent];
     if (f.levels && closed[i] == 0 && node.tok_begin < node.cut) {
       for (std::int32_t k = 0; k < node.num_members; ++k) {
         pieces.push_back({node.tok_begin, node.cut, node.page_base, node.origin, node.view, 0, 1,
@@ -279,7 +287,7 @@ void Cutter::make_pieces(const Forest& f, std::span<const Entry> entries, const 
       }
       continue;
     }
-    if ((node.num_members > 1 && closed[i] == 0) || run_[i] >= node.cut) continue;
+    if ((node.num_members > 1 && closed[i] == 0) || begin >= node.cut) continue;
     std::int32_t page_base = node.page_base;
     if (f.mixed_starts && at_root_[i] != 0) {
       // Read the table of the member that starts first: it has all the pages that the others lack.
@@ -292,7 +300,7 @@ void Cutter::make_pieces(const Forest& f, std::span<const Entry> entries, const 
       page_base = entries[static_cast<std::size_t>(source)].page_base;
     }
     pieces.push_back(
-        {run_[i], node.cut, page_base, node.origin, node.view, node.member_begin, node.num_members, first, node.depth});
+        {begin, node.cut, page_base, node.origin, node.view, node.member_begin, node.num_members, first, node.depth});
   }
   if (!f.split_entries) return;
   // Entries that take part in several trees: neighbouring stretches that only they read are one piece.

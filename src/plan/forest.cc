@@ -158,23 +158,26 @@ void ForestBuilder::group_by_start(std::vector<std::int32_t>& members) {
     b = find_root(root_set_, b);
     if (a != b) root_set_[static_cast<std::size_t>(std::max(a, b))] = std::min(a, b);
   };
-  std::vector<std::int32_t> starts(n);
-  for (std::size_t i = 0; i < n; ++i) starts[i] = start(members[i]);
-  std::ranges::sort(starts);
-  starts.erase(std::ranges::unique(starts).begin(), starts.end());
-  for (const std::int32_t s : starts) {
-    ids_.begin(n);
-    for (const bool starting : {true, false}) {
-      for (std::size_t i = 0; i < n; ++i) {
-        const std::int32_t e = members[i];
-        if ((start(e) == s) != starting || start(e) > s || end_[static_cast<std::size_t>(e)] <= s) continue;
-        const std::int32_t page_id = id(e, s);
-        if (page_id == null_page_ && null_page_ >= 0) continue;
-        const auto self = static_cast<std::int32_t>(i);
-        const std::int32_t other = starting ? ids_.find_or_insert(page_id, self) : ids_.find(page_id);
-        if (other >= 0) unite(self, other);
-      }
+  // From one start to the next: those that start there, against each other and against those that go on there.
+  std::vector<std::int32_t> by_start(n);
+  std::iota(by_start.begin(), by_start.end(), 0);
+  const auto entry_at = [&](std::int32_t i) { return members[static_cast<std::size_t>(i)]; };
+  std::ranges::stable_sort(by_start, {}, [&](std::int32_t i) { return start(entry_at(i)); });
+  std::vector<std::int32_t> going_on;
+  for (std::size_t begin = 0, end = 0; begin < n; begin = end) {
+    const std::int32_t s = start(entry_at(by_start[begin]));
+    ids_.begin(n - begin);
+    for (end = begin; end < n && start(entry_at(by_start[end])) == s; ++end) {
+      const std::int32_t page_id = id(entry_at(by_start[end]), s);
+      if (page_id != null_page_ || null_page_ < 0) unite(by_start[end], ids_.find_or_insert(page_id, by_start[end]));
     }
+    std::erase_if(going_on, [&](std::int32_t i) { return end_[static_cast<std::size_t>(entry_at(i))] <= s; });
+    for (const std::int32_t i : going_on) {
+      const std::int32_t other = ids_.find(id(entry_at(i), s));  // the null page is not there
+      if (other >= 0) unite(i, other);
+    }
+    going_on.insert(going_on.end(), by_start.begin() + static_cast<std::ptrdiff_t>(begin),
+                    by_start.begin() + static_cast<std::ptrdiff_t>(end));
   }
   // Clusters in order of their first member.
   std::vector<std::pair<std::int32_t, std::int32_t>> sorted(n);
@@ -343,7 +346,7 @@ void ForestBuilder::grow(std::span<const std::int32_t> members, std::int32_t roo
   }
 }
 
-bool carry_forest(std::span<const Entry> before, std::span<const Entry> after, Forest& forest) {
+bool still_holds(const Forest& forest, std::span<const Entry> before, std::span<const Entry> after) {
   if (before.size() != after.size() || forest.split_entries) return false;
   for (std::size_t e = 0; e < before.size(); ++e) {
     const Entry& a = before[e];
@@ -353,14 +356,6 @@ bool carry_forest(std::span<const Entry> before, std::span<const Entry> after, F
     if (forest.mixed_starts) return false;  // it may have grown to where another one starts
     const Node& leaf = forest.nodes[static_cast<std::size_t>(forest.leaf_of[e])];
     if (b.page_end < a.page_end || leaf.page_begin >= leaf.page_end) return false;
-  }
-  for (std::size_t e = 0; e < after.size(); ++e) {
-    Node& leaf = forest.nodes[static_cast<std::size_t>(forest.leaf_of[e])];
-    if (leaf.page_begin < leaf.page_end) leaf.page_end = after[e].page_end;
-  }
-  for (Node& node : forest.nodes) {
-    const std::int32_t first = forest.order[static_cast<std::size_t>(node.member_begin)];
-    node.page_base = after[static_cast<std::size_t>(first)].page_base;
   }
   return true;
 }
@@ -374,11 +369,14 @@ void finish_forest(std::span<const Entry> entries, int page_size, const PlanOpti
       const Entry& e = entries[static_cast<std::size_t>(forest.order[static_cast<std::size_t>(node.member_begin)])];
       node.subtree_end = i + 1;
       node.num_rows = e.row_end - e.row_begin;
+      node.page_base = e.page_base;
+      if (!forest.split_entries && node.page_begin < node.page_end) node.page_end = e.page_end;
       node.cut = node.tok_end = std::min(e.tok_end, node.page_end * page_size);
       node.tok_begin = std::max(e.tok_begin, node.page_begin * page_size);
       continue;
     }
     node.num_rows = 0;
+    node.page_base = nodes[static_cast<std::size_t>(i) + 1].page_base;  // of the first member
     std::int32_t last = 0;
     node.tok_begin = std::numeric_limits<std::int32_t>::max();
     for (std::int32_t c = i + 1; c < n && nodes[static_cast<std::size_t>(c)].parent == i;

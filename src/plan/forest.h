@@ -78,12 +78,12 @@ class ForestBuilder {
   std::vector<Pending> stack_;
 };
 
-/// Carries a forest over to entries that differ from those it was built from only in rows, lengths and place of their
-/// pages. False where that could change what is shared (then `forest` is as it was): another set of entries or other
-/// starts, or an entry that ends inside a shared node and has grown by a page.
-bool carry_forest(std::span<const Entry> before, std::span<const Entry> after, Forest& forest);
+/// Whether the forest of the entries `before` is that of `after`, of which no page that both have has changed, but for
+/// rows, lengths and the place of their pages. False where those could change what is shared: another set of entries
+/// or other starts, or an entry that ends inside a shared node and has grown by a page.
+[[nodiscard]] bool still_holds(const Forest& forest, std::span<const Entry> before, std::span<const Entry> after);
 
-/// Sets Node::cut, num_rows, subtree_end and checks nothing: to be called when rows or lengths have changed.
+/// Sets all of the nodes that follows from rows, lengths and places of pages: to be called when those have changed.
 void finish_forest(std::span<const Entry> entries, int page_size, const PlanOptions& options, Forest& forest);
 
 }  // namespace headwater::detail

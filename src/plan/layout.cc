@@ -32,7 +32,7 @@ Table table_of(const PageTable& kv, std::size_t i) {
 std::int32_t region_size(std::int32_t num_pages) noexcept {
   const auto n = static_cast<std::uint32_t>(num_pages);
   const std::uint32_t step = std::max<std::uint32_t>(16, std::bit_floor(n) / 4);
-  return static_cast<std::int32_t>((n + step) / step * step);
+  return static_cast<std::int32_t>((n & ~(step - 1)) + step);  // step is a power of two
 }
 
 std::int32_t read_tables(const Batch& batch, std::vector<Table>& tables) {

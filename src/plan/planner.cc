@@ -368,7 +368,7 @@ bool Planner::Scratch::carry_over(PlanData& plan, const Batch& batch, const Chan
     const TokenSpan tokens = tokens_of(old, batch.kv.page_size);
     const bool was_seen = memory.qo_indptr[b] < memory.qo_indptr[b + 1] && tokens.begin + old.first_offset < tokens.end;
     if (fate[b] != kOther && !windowed && was_seen) begin = std::max(begin, old.start_page + old.num_pages);
-    check_page_ids(batch.kv, base + begin, base + e.page_end, "kv_indices");
+    if (begin < e.page_end) check_page_ids(batch.kv, base + begin, base + e.page_end, "kv_indices");
   }
 
   // Nothing is refused from here on.
@@ -385,8 +385,8 @@ bool Planner::Scratch::carry_over(PlanData& plan, const Batch& batch, const Chan
     for (std::size_t b = 0; b < fate.size(); ++b) {
       const Table& now = next.tables[b];
       if (fate[b] == kOther) copy_table(batch.kv, b, now, plan.page_ids.data());
-      if (fate[b] != kGrown) continue;
       const std::int32_t from = memory.tables[b].num_pages;
+      if (fate[b] != kGrown || now.num_pages == from) continue;
       std::copy_n(batch.kv.indices.data() + batch.kv.indptr[b] + from, now.num_pages - from,
                   plan.page_ids.data() + now.region + from);
     }
@@ -396,8 +396,7 @@ bool Planner::Scratch::carry_over(PlanData& plan, const Batch& batch, const Chan
   memory.tables.swap(next.tables);
   memory.entries.swap(next.entries);
   memory.row_first.swap(next.row_first);
-  const bool carried = memory.scanned && !other && carry_forest(next.entries, memory.entries, memory.forest);
-  if (carried) {
+  if (memory.scanned && !other && still_holds(memory.forest, next.entries, memory.entries)) {
     finish_forest(memory.entries, plan.page_size[0], plan.options, memory.forest);
   } else {
     find_forest(plan);

@@ -12,12 +12,6 @@ std::int64_t floor_div(std::int64_t a, std::int64_t b) {
 
 }  // namespace
 
-TokenSpan tokens_of(const Table& t, int page_size) noexcept {
-  if (t.num_pages == 0) return {0, 0};
-  const std::int32_t begin = t.start_page * page_size;
-  return {begin, begin + (t.num_pages - 1) * page_size + t.last_len};
-}
-
 std::int32_t sink_limit(const PlanOptions& options) noexcept {
   return static_cast<std::int32_t>(
       std::min<std::int64_t>(options.num_sink_tokens, std::numeric_limits<std::int32_t>::max() / 2));
@@ -53,12 +47,20 @@ void make_rows_and_entries(const PlanOptions& options, int page_size, PlanData::
   const std::int32_t sinks = sink_limit(options);
   const bool fixed = options.batch_invariant;
   memory.row_first.clear();
+  const bool plain = options.causal && options.window_left < 0 && options.local_chunk == 0 && sinks == 0;
   for (std::int32_t b = 0; b < memory.num_requests; ++b) {
     const Table& table = memory.tables[static_cast<std::size_t>(b)];
     const TokenSpan tokens = tokens_of(table, page_size);
     const std::int32_t first = tokens.begin + table.first_offset;
     const std::int32_t row_begin = memory.qo_indptr[static_cast<std::size_t>(b)];
     const std::int32_t row_end = memory.qo_indptr[static_cast<std::size_t>(b) + 1];
+    if (plain && row_end - row_begin == 1 && first < tokens.end) {  // a request of a decode step sees its whole table
+      rows.push_back({first, tokens.end, tokens.end - 1});
+      if (fixed) memory.row_first.push_back(first);
+      memory.entries.push_back({b, row_begin, row_end, first, tokens.end, table.start_page,
+                                table.start_page + table.num_pages, table.region - table.start_page, 1, false});
+      continue;
+    }
     append_rows(options, row_end - row_begin, first, tokens.end, rows);
 
     std::int32_t lo = std::numeric_limits<std::int32_t>::max();

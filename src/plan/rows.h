@@ -18,7 +18,11 @@ struct TokenSpan {
   std::int32_t begin = 0;
   std::int32_t end = 0;
 };
-[[nodiscard]] TokenSpan tokens_of(const Table& table, int page_size) noexcept;
+[[nodiscard]] inline TokenSpan tokens_of(const Table& t, int page_size) noexcept {
+  if (t.num_pages == 0) return {0, 0};
+  const std::int32_t begin = t.start_page * page_size;
+  return {begin, begin + (t.num_pages - 1) * page_size + t.last_len};
+}
 
 /// The stretch of [begin, end) from the first to the last key that `row` sees; empty: begin = end. A hole between sinks
 /// and window is not cut out. A row that sees sinks at all must see those in [begin, end) from begin on.

@@ -16,7 +16,6 @@ std::size_t sz(std::int64_t n) {
 }  // namespace
 
 void Scheduler::emit(const CostModel& cost, std::span<const Piece> pieces, const Units& units, PlanData& plan) {
-  units_ = units.units;
   grain_ = units.grain;
   sinks_ = sink_limit(plan.options);
   make_drafts(cost, pieces, units, plan);
@@ -25,7 +24,7 @@ void Scheduler::emit(const CostModel& cost, std::span<const Piece> pieces, const
     assign_slots(plan);
     make_merges(plan);
   }
-  make_items(cost, pieces, units, plan);
+  make_items(cost, units, plan);
 }
 
 /// What the rows of a part see of [begin, end).
@@ -54,17 +53,17 @@ void Scheduler::make_drafts(const CostModel& cost, std::span<const Piece> pieces
   drafts_.clear();
   item_rows_.clear();
   const bool fixed = plan.options.batch_invariant;
-  for (std::size_t u = 0; u < units_.size(); ++u) {
-    const Unit& unit = units_[u];
-    const auto index = static_cast<std::int32_t>(u);
+  for (const Unit& unit : units.units) {
+    const Piece& piece = pieces[sz(unit.piece)];
+    const std::int32_t page_size = plan.page_size[sz(piece.view)];
     const std::span<const std::int32_t> rows(units.rows.data() + unit.row_begin, sz(unit.num_rows));
     if (unit.parts == 1 && unit.tok_end <= unit.all_end && !fixed) {  // seen in full by all of its rows
-      add_draft(cost, index, {unit.num_rows, 0, unit.tok_begin, unit.tok_end, unit.tok_begin, unit.tok_end},
-                keep_rows(rows), unit.num_rows);
+      add_draft(cost, unit, piece, page_size,
+                {unit.num_rows, 0, unit.tok_begin, unit.tok_end, unit.tok_begin, unit.tok_end}, keep_rows(rows),
+                unit.num_rows);
       continue;
     }
-    const Piece& piece = pieces[sz(unit.piece)];
-    const std::int32_t grain = fixed ? grain_ : plan.page_size[sz(piece.view)];
+    const std::int32_t grain = fixed ? grain_ : page_size;
     const std::int32_t origin = fixed ? 0 : piece.origin;
     const std::int64_t tokens = unit.tok_end - unit.tok_begin;
     std::int32_t kept = -1;  // where the unit's rows lie in item_rows_
@@ -81,12 +80,12 @@ void Scheduler::make_drafts(const CostModel& cost, std::span<const Piece> pieces
       if (end > unit.all_end || (fixed && begin == unit.tok_begin)) sight = look(plan, rows, begin, end);
       if (sight.num_rows == unit.num_rows && (sight.num_later == 0 || sight.num_later == unit.num_rows)) {
         if (kept < 0) kept = keep_rows(rows);
-        add_draft(cost, index, sight, kept, unit.num_rows);
+        add_draft(cost, unit, piece, page_size, sight, kept, unit.num_rows);
       } else if (sight.num_rows > 0) {
         split_rows(plan, rows, begin, end);
         for (const auto* list : {&first_rows_, &later_rows_}) {
           if (list->empty()) continue;
-          add_draft(cost, index, look(plan, *list, begin, end), keep_rows(*list),
+          add_draft(cost, unit, piece, page_size, look(plan, *list, begin, end), keep_rows(*list),
                     static_cast<std::int32_t>(list->size()));
         }
       }
@@ -119,18 +118,26 @@ void Scheduler::split_rows(const PlanData& plan, std::span<const std::int32_t> r
   }
 }
 
-void Scheduler::add_draft(const CostModel& cost, std::int32_t unit_index, const Sight& sight, std::int32_t row_begin,
-                          std::int32_t num_rows) {
-  const Unit& unit = units_[sz(unit_index)];
-  const std::int64_t tokens = sight.end - sight.begin;
-  Draft draft{unit_index, sight.begin, sight.end, row_begin, num_rows, sight.num_later > 0, -1, 1, 0, 0, 0};
-  if (draft.later) draft.num_states = (sight.end + grain_ - 1) / grain_ - sight.begin / grain_;
+void Scheduler::add_draft(const CostModel& cost, const Unit& unit, const Piece& piece, std::int32_t page_size,
+                          const Sight& sight, std::int32_t row_begin, std::int32_t num_rows) {
+  Draft& draft = drafts_.emplace_back();
+  draft.piece = unit.piece;
+  draft.later = sight.num_later > 0;
+  WorkItem& item = draft.item;
+  item.pos_begin = sight.begin;
+  item.num_tokens = sight.end - sight.begin;
+  item.page_begin = piece.page_base + (sight.begin - piece.origin) / page_size;
+  item.first_token = (sight.begin - piece.origin) % page_size;
+  item.row_begin = row_begin;
+  item.num_rows = num_rows;
+  item.view = piece.view;
+  if (draft.later) item.num_states = (sight.end + grain_ - 1) / grain_ - sight.begin / grain_;
   if (sight.all_begin < sight.all_end) {
-    draft.unmasked_begin = std::max(sight.all_begin, sight.begin) - sight.begin;
-    draft.unmasked_end = sight.all_end - sight.begin;
+    item.unmasked_begin = std::max(sight.all_begin, sight.begin) - sight.begin;
+    item.unmasked_end = sight.all_end - sight.begin;
   }
-  draft.cost = tokens * unit.read_token_ps + cost.compute_ps(tokens, num_rows) + cost.item_ps(num_rows);
-  drafts_.push_back(draft);
+  const std::int64_t tokens = item.num_tokens;
+  item.cost_ps = tokens * unit.read_token_ps + cost.compute_ps(tokens, num_rows) + cost.item_ps(num_rows);
 }
 
 /// True where the drafts have the rows of the last plan's, draft by draft, as after most decode steps: then partial
@@ -140,11 +147,11 @@ bool Scheduler::keep_places(const PlanData& plan) {
   const auto& places = plan.memory->places;
   if (plan.memory->placed_rows != plan.rows.size() || places.size() != drafts_.size()) return false;
   for (std::size_t i = 0; i < places.size(); ++i) {
-    if (places[i].row_begin != drafts_[i].row_begin || places[i].num_rows != drafts_[i].num_rows) return false;
+    WorkItem& item = drafts_[i].item;
+    if (places[i].row_begin != item.row_begin || places[i].num_rows != item.num_rows) return false;
+    item.partial_begin = places[i].partial_begin;
   }
-  if (plan.item_rows != item_rows_) return false;
-  for (std::size_t i = 0; i < places.size(); ++i) drafts_[i].partial_begin = places[i].partial_begin;
-  return true;
+  return plan.item_rows == item_rows_;
 }
 
 /// Calls visit(drafts) for each stretch of drafts with the same list of rows: the parts of a unit.
@@ -152,7 +159,7 @@ template <class Visit>
 void Scheduler::for_stretches(Visit&& visit) const {
   for (std::size_t begin = 0; begin < drafts_.size();) {
     std::size_t end = begin + 1;
-    while (end < drafts_.size() && drafts_[end].row_begin == drafts_[begin].row_begin) ++end;
+    while (end < drafts_.size() && drafts_[end].item.row_begin == drafts_[begin].item.row_begin) ++end;
     visit(std::span(drafts_).subspan(begin, end - begin));
     begin = end;
   }
@@ -162,7 +169,7 @@ void Scheduler::for_stretches(Visit&& visit) const {
 void Scheduler::assign_slots(PlanData& plan) {
   PlanData::Memory& memory = *plan.memory;
   const auto rows_of = [&](const Draft& draft) {
-    return std::span(plan.item_rows).subspan(sz(draft.row_begin), sz(draft.num_rows));
+    return std::span(plan.item_rows).subspan(sz(draft.item.row_begin), sz(draft.item.num_rows));
   };
   row_drafts_.assign(plan.rows.size(), 0);
   for_stretches([&](std::span<const Draft> stretch) {
@@ -175,60 +182,48 @@ void Scheduler::assign_slots(PlanData& plan) {
   for (Draft& draft : drafts_) {
     const bool direct =
         !draft.later && std::ranges::all_of(rows_of(draft), [&](std::int32_t r) { return row_drafts_[sz(r)] == 1; });
-    if (!direct) {
-      draft.partial_begin = static_cast<std::int32_t>(slots);
-      slots += std::int64_t{draft.num_rows} * draft.num_states;
-      if (slots > std::numeric_limits<std::int32_t>::max()) {
-        throw Error(ErrorCode::unsupported, "the plan needs more than 2147483647 partial rows");
-      }
+    WorkItem& item = draft.item;
+    item.partial_begin = direct ? -1 : static_cast<std::int32_t>(slots);
+    memory.places.push_back({item.row_begin, item.num_rows, item.partial_begin});
+    if (direct) continue;
+    slots += std::int64_t{item.num_rows} * item.num_states;
+    if (slots > std::numeric_limits<std::int32_t>::max()) {
+      throw Error(ErrorCode::unsupported, "the plan needs more than 2147483647 partial rows");
     }
-    memory.places.push_back({draft.row_begin, draft.num_rows, draft.partial_begin});
   }
   plan.num_partials = static_cast<std::int32_t>(slots);
   if (!plan.options.batch_invariant && !memory.forest.split_entries) memory.placed_rows = plan.rows.size();
 }
 
-void Scheduler::make_items(const CostModel& cost, std::span<const Piece> pieces, const Units& units, PlanData& plan) {
+void Scheduler::make_items(const CostModel& cost, const Units& units, PlanData& plan) {
   for (Draft& draft : drafts_) {
-    if (draft.partial_begin >= 0) draft.cost += cost.partial_ps(draft.num_rows);
+    if (draft.item.partial_begin >= 0) draft.item.cost_ps += cost.partial_ps(draft.item.num_rows);
   }
   // Longest first; drafts of equal cost in their order, but the tiles of one chunk one after the other.
   draft_order_.resize(drafts_.size());
   std::iota(draft_order_.begin(), draft_order_.end(), 0);
-  const auto piece_of = [&](std::size_t i) { return units_[sz(drafts_[i].unit)].piece; };
   for (std::size_t i = 0; units.tiled && i < drafts_.size();) {
     std::size_t end = i + 1;
-    while (end < drafts_.size() && piece_of(end) == piece_of(i)) ++end;
+    while (end < drafts_.size() && drafts_[end].piece == drafts_[i].piece) ++end;
     const auto order = std::span(draft_order_).subspan(i, end - i);
-    if (end - i > 1) std::ranges::stable_sort(order, {}, [&](std::int32_t d) { return drafts_[sz(d)].begin; });
+    if (end - i > 1) {
+      std::ranges::stable_sort(order, {}, [&](std::int32_t d) { return drafts_[sz(d)].item.pos_begin; });
+    }
     i = end;
   }
-  const auto& ranks = by_cost_.sort(drafts_.size(), [&](std::size_t i) { return drafts_[sz(draft_order_[i])].cost; });
+  const auto draft_at = [&](std::size_t i) -> const Draft& { return drafts_[sz(draft_order_[i])]; };
+  const auto& ranks = by_cost_.sort(drafts_.size(), [&](std::size_t i) { return draft_at(i).item.cost_ps; });
   plan.max_item_rows = 0;
   plan.items.resize(drafts_.size() * sz(units.head_parts));
   WorkItem* to = plan.items.data();
   const std::int32_t heads = plan.shape.num_kv_heads / units.head_parts;
   for (const std::int32_t rank : ranks) {
-    const Draft& draft = drafts_[sz(draft_order_[sz(rank)])];
-    const Piece& piece = pieces[sz(units_[sz(draft.unit)].piece)];
-    const std::int32_t page_size = plan.page_size[sz(piece.view)];
-    WorkItem item;
-    item.pos_begin = draft.begin;
-    item.num_tokens = draft.end - draft.begin;
-    item.page_begin = piece.page_base + (draft.begin - piece.origin) / page_size;
-    item.first_token = (draft.begin - piece.origin) % page_size;
-    item.row_begin = draft.row_begin;
-    item.num_rows = draft.num_rows;
-    item.partial_begin = draft.partial_begin;
-    item.num_states = draft.num_states;
-    item.view = piece.view;
-    item.unmasked_begin = draft.unmasked_begin;
-    item.unmasked_end = draft.unmasked_end;
-    item.cost_ps = draft.cost / units.head_parts;
-    for (std::int32_t h = 0; h < units.head_parts; ++h) {
-      item.kv_head_begin = static_cast<std::int16_t>(heads * h);
-      item.kv_head_end = static_cast<std::int16_t>(heads * (h + 1));
-      *to++ = item;
+    const WorkItem& draft = draft_at(sz(rank)).item;
+    for (std::int32_t h = 0; h < units.head_parts; ++h, ++to) {
+      *to = draft;
+      to->kv_head_begin = static_cast<std::int16_t>(heads * h);
+      to->kv_head_end = static_cast<std::int16_t>(heads * (h + 1));
+      if (units.head_parts > 1) to->cost_ps /= units.head_parts;
     }
     plan.max_item_rows = std::max(plan.max_item_rows, draft.num_rows);
   }
@@ -236,23 +231,26 @@ void Scheduler::make_items(const CostModel& cost, std::span<const Piece> pieces,
 
 /// Where state s of a draft begins.
 std::int32_t Scheduler::state_begin(const Draft& draft, std::int32_t s) const {
-  return draft.later ? std::max(draft.begin, (draft.begin / grain_ + s) * grain_) : draft.begin;
+  const std::int32_t begin = draft.item.pos_begin;
+  return draft.later ? std::max(begin, (begin / grain_ + s) * grain_) : begin;
 }
 
 /// Writes the slots that the j-th row of a stretch leaves; returns where the next one goes.
 std::int32_t* Scheduler::put_slots(const PlanData& plan, std::span<const Draft> stretch, std::int32_t j,
                                    std::int32_t* to) const {
   for (const Draft& draft : stretch) {
+    const WorkItem& item = draft.item;
     if (!draft.later) {
-      *to++ = draft.partial_begin + j;
+      *to++ = item.partial_begin + j;
       continue;
     }
-    const RowRange& row = plan.rows[sz(plan.item_rows[sz(draft.row_begin + j)])];
-    for (std::int32_t s = 0; s < draft.num_states; ++s) {
+    const RowRange& row = plan.rows[sz(plan.item_rows[sz(item.row_begin + j)])];
+    const std::int32_t last = item.pos_begin + item.num_tokens;
+    for (std::int32_t s = 0; s < item.num_states; ++s) {
       // Chunks of which the row sees nothing have no state.
-      const std::int32_t end = s + 1 < draft.num_states ? state_begin(draft, s + 1) : draft.end;
+      const std::int32_t end = s + 1 < item.num_states ? state_begin(draft, s + 1) : last;
       const TokenSpan seen = visible_part(row, sinks_, state_begin(draft, s), end);
-      if (seen.begin < seen.end) *to++ = draft.partial_begin + s * draft.num_rows + j;
+      if (seen.begin < seen.end) *to++ = item.partial_begin + s * item.num_rows + j;
     }
   }
   return to;
@@ -261,14 +259,14 @@ std::int32_t* Scheduler::put_slots(const PlanData& plan, std::span<const Draft> 
 void Scheduler::make_merges(PlanData& plan) {
   const std::size_t num_rows = plan.rows.size();
   const auto rows_of = [&](std::span<const Draft> stretch) {
-    return std::span(plan.item_rows).subspan(sz(stretch.front().row_begin), sz(stretch.front().num_rows));
+    return std::span(plan.item_rows).subspan(sz(stretch.front().item.row_begin), sz(stretch.front().item.num_rows));
   };
   // Room for as many slots of each row as its drafts have states. slot_end_[r]: where those written so far end.
   slot_begin_.assign(num_rows + 1, 0);
   for_stretches([&](std::span<const Draft> stretch) {
-    if (stretch.front().partial_begin < 0) return;  // then it is alone: a row of several drafts has several states
+    if (stretch.front().item.partial_begin < 0) return;  // then it is alone: a row of several drafts has several states
     std::int32_t states = 0;
-    for (const Draft& draft : stretch) states += draft.num_states;
+    for (const Draft& draft : stretch) states += draft.item.num_states;
     for (const std::int32_t r : rows_of(stretch)) slot_begin_[sz(r) + 1] += states;
   });
   std::partial_sum(slot_begin_.begin(), slot_begin_.end(), slot_begin_.begin());
@@ -276,7 +274,7 @@ void Scheduler::make_merges(PlanData& plan) {
   auto& slots = plan.merge_slots;
   slots.resize(sz(slot_begin_.back()));
   for_stretches([&](std::span<const Draft> stretch) {
-    if (stretch.front().partial_begin < 0) return;
+    if (stretch.front().item.partial_begin < 0) return;
     std::int32_t j = 0;
     for (const std::int32_t r : rows_of(stretch)) {
       std::int32_t& end = slot_end_[sz(r)];
@@ -306,8 +304,9 @@ void Scheduler::make_merges(PlanData& plan) {
 void Scheduler::sort_slots(PlanData& plan) {
   slot_position_.resize(sz(plan.num_partials));
   for (const Draft& draft : drafts_) {
-    for (std::int32_t s = 0; draft.partial_begin >= 0 && s < draft.num_states; ++s) {
-      std::fill_n(slot_position_.begin() + draft.partial_begin + s * draft.num_rows, draft.num_rows,
+    const WorkItem& item = draft.item;
+    for (std::int32_t s = 0; item.partial_begin >= 0 && s < item.num_states; ++s) {
+      std::fill_n(slot_position_.begin() + item.partial_begin + s * item.num_rows, item.num_rows,
                   state_begin(draft, s));
     }
   }

@@ -22,19 +22,11 @@ class Scheduler {
   void emit(const CostModel& cost, std::span<const Piece> pieces, const Units& units, PlanData& plan);
 
  private:
-  /// A part of a unit, before slots are known.
+  /// A part of a unit: the item of all KV heads.
   struct Draft {
-    std::int32_t unit;
-    std::int32_t begin;
-    std::int32_t end;
-    std::int32_t row_begin;  ///< in item_rows
-    std::int32_t num_rows;
+    WorkItem item;
+    std::int32_t piece;
     bool later;  ///< batch-invariant mode: its rows have earlier states
-    std::int32_t partial_begin;
-    std::int32_t num_states;
-    std::int32_t unmasked_begin;  ///< relative to begin
-    std::int32_t unmasked_end;
-    std::int64_t cost;
   };
   struct Sight {
     std::int32_t num_rows;   ///< rows that see something
@@ -50,11 +42,11 @@ class Scheduler {
                            std::int32_t end) const;
   std::int32_t keep_rows(std::span<const std::int32_t> rows);
   void split_rows(const PlanData& plan, std::span<const std::int32_t> rows, std::int32_t begin, std::int32_t end);
-  void add_draft(const CostModel& cost, std::int32_t unit_index, const Sight& sight, std::int32_t row_begin,
-                 std::int32_t num_rows);
+  void add_draft(const CostModel& cost, const Unit& unit, const Piece& piece, std::int32_t page_size,
+                 const Sight& sight, std::int32_t row_begin, std::int32_t num_rows);
   bool keep_places(const PlanData& plan);
   void assign_slots(PlanData& plan);
-  void make_items(const CostModel& cost, std::span<const Piece> pieces, const Units& units, PlanData& plan);
+  void make_items(const CostModel& cost, const Units& units, PlanData& plan);
   template <class Visit>
   void for_stretches(Visit&& visit) const;
   [[nodiscard]] std::int32_t state_begin(const Draft& draft, std::int32_t s) const;
@@ -62,7 +54,6 @@ class Scheduler {
   void sort_slots(PlanData& plan);
   void make_merges(PlanData& plan);
 
-  std::span<const Unit> units_;
   std::int32_t sinks_ = 0;
   std::int32_t grain_ = 1;
   std::vector<Draft> drafts_;

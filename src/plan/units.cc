@@ -35,16 +35,12 @@ Estimate Estimator::estimate(const CostModel& cost, const PlanData& plan, std::s
                              std::int64_t saved_ps, Units& units) {
   out_ = &units;
   make_units(cost, plan, pieces);
-  bool merges = cost_units(cost);
+  const Sum sum = cost_units(cost);
   Estimate result;
   if (units.units.empty()) return result;
-  const std::int64_t work = balance(cost, plan);
-  std::int64_t tokens = 0;
-  for (const Unit& unit : units.units) {
-    tokens += unit.tok_end - unit.tok_begin;
-    merges = merges || unit.parts > 1;
-  }
-  result.kv_bytes = tokens * cost.token_bytes();
+  result.kv_bytes = sum.tokens * cost.token_bytes();
+  const std::int64_t work = balance(cost, plan, sum);
+  const bool merges = sum.merges || std::ranges::any_of(units.units, [](const Unit& unit) { return unit.parts > 1; });
   result.predicted_ps =
       std::max<std::int64_t>(0, work - saved_ps / cost.num_workers()) + cost.launch_ps() * (merges ? 2 : 1);
   return result;
@@ -156,22 +152,26 @@ void Estimator::add_unit(const CostModel& cost, Unit& unit) {
   for (std::int32_t j = 0; j < unit.num_rows; ++j) ++row_states_[sz(rows[j])];  // at most: rows may see none of it
 }
 
-/// True if some row will have several states.
-bool Estimator::cost_units(const CostModel& cost) {
-  bool merges = false;
+Estimator::Sum Estimator::cost_units(const CostModel& cost) {
+  Sum sum;
   for (Unit& unit : out_->units) {
     const std::int64_t tokens = unit.tok_end - unit.tok_begin;
     const std::int32_t* rows = out_->rows.data() + unit.row_begin;
     std::int64_t partials = unit.num_rows;
-    if (unit.parts == 1) {
+    if (unit.num_rows == 1) {
+      partials = unit.parts > 1 || row_states_[sz(*rows)] > 1 ? 1 : 0;
+    } else if (unit.parts == 1) {
       partials = 0;
       for (std::int32_t j = 0; j < unit.num_rows; ++j) partials += row_states_[sz(rows[j])] > 1 ? 1 : 0;
     }
     unit.cost = tokens * unit.read_token_ps + cost.compute_ps(tokens, unit.num_rows) +
                 unit.parts * (cost.item_ps(unit.num_rows) + cost.partial_ps(partials));
-    merges = merges || partials > 0;
+    sum.tokens += tokens;
+    sum.cost += unit.cost;
+    sum.longest = std::max(sum.longest, part_cost(cost, unit, unit.parts));
+    sum.merges = sum.merges || partials > 0;
   }
-  return merges;
+  return sum;
 }
 
 std::int32_t Estimator::parts_for(const Unit& unit, std::int64_t limit) const {
@@ -199,33 +199,27 @@ std::int64_t Estimator::makespan(const CostModel& cost, std::span<const std::int
 }
 
 /// Chooses the parts of all units; returns the predicted makespan.
-std::int64_t Estimator::balance(const CostModel& cost, const PlanData& plan) {
+std::int64_t Estimator::balance(const CostModel& cost, const PlanData& plan, const Sum& sum) {
   const std::int32_t page_size = *std::ranges::max_element(plan.page_size);
   out_->grain = plan.options.batch_invariant ? plan.options.invariant_chunk : 1;
   least_ = std::max({kLeastPart, page_size, out_->grain});
   out_->head_parts = 1;
   auto& units = out_->units;
   const std::int64_t workers = cost.num_workers();
-  std::int64_t total = 0;
-  std::int64_t longest = 0;
-  for (const Unit& unit : units) {
-    total += unit.cost;
-    longest = std::max(longest, part_cost(cost, unit, unit.parts));
-  }
-  const std::int64_t ideal = std::max<std::int64_t>(1, total / workers);
-  if (workers == 1) return total;
-  if (units.size() > kExactBalance || longest * 8 <= ideal) {
+  const std::int64_t ideal = std::max<std::int64_t>(1, sum.cost / workers);
+  if (workers == 1) return sum.cost;
+  if (units.size() > kExactBalance || sum.longest * 8 <= ideal) {
     const std::int64_t limit = std::max<std::int64_t>(1, ideal / 4);
-    std::int64_t sum = 0;
-    longest = 0;
+    std::int64_t total = 0;
+    std::int64_t longest = 0;
     for (Unit& unit : units) {
       const std::int32_t parts = parts_for(unit, limit);
       const std::int64_t each = part_cost(cost, unit, parts);
       unit.parts = parts;
-      sum += each * parts;
+      total += each * parts;
       longest = std::max(longest, each);
     }
-    return std::max(longest, sum / workers + longest / 2);
+    return std::max(longest, total / workers + longest / 2);
   }
   const auto& order = by_cost_.sort(units.size(), [&](std::size_t i) { return units[i].cost; });
   // A quarter of a worker's share leaves room for workers that turn out slower; other sizes only where they gain 2 %.

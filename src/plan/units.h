@@ -54,8 +54,15 @@ class Estimator {
   void make_tiles(const CostModel& cost, const PlanData& plan, const Piece& piece, Unit& unit);
   void add_tile(const CostModel& cost, const PlanData& plan, const Piece& piece, Unit& unit);
   void add_unit(const CostModel& cost, Unit& unit);
-  bool cost_units(const CostModel& cost);
-  std::int64_t balance(const CostModel& cost, const PlanData& plan);
+  /// Of all units, before they are cut for balance.
+  struct Sum {
+    std::int64_t tokens = 0;
+    std::int64_t cost = 0;
+    std::int64_t longest = 0;  ///< cost of a part
+    bool merges = false;       ///< some row has several states
+  };
+  Sum cost_units(const CostModel& cost);
+  std::int64_t balance(const CostModel& cost, const PlanData& plan, const Sum& sum);
   [[nodiscard]] std::int32_t parts_for(const Unit& unit, std::int64_t limit) const;
   std::int64_t makespan(const CostModel& cost, std::span<const std::int32_t> order, std::int64_t limit);
 
