@@ -46,7 +46,8 @@ bool Bpe::add_merge(TokenId left, TokenId right, TokenId merged) {
 
 void Bpe::encode(std::string_view word, BpeScratch& scratch, std::vector<TokenId>& out) const {
   if (word.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
-    throw Error(ErrorCode::invalid_argument, "a word of the text has 2^31 bytes or more");
+    throw Error(ErrorCode::invalid_argument,
+                "word.size() = " + std::to_string(word.size()) + ", expected less than 2^31");
   }
   auto& symbols = scratch.symbols;
   auto& heap = scratch.heap;

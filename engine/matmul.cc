@@ -143,14 +143,15 @@ bool has_bf16_products() noexcept {
 
 Product::Product(const ProductShape& shape, DType type, ProductKind kind) : impl_(std::make_unique<Impl>()) {
   if (shape.in_features <= 0 || shape.out_features <= 0) {
-    throw Error(ErrorCode::invalid_argument, "product of " + std::to_string(shape.in_features) + " x " +
-                                                 std::to_string(shape.out_features) + " features, expected at least 1");
+    throw Error(ErrorCode::invalid_argument, "shape = " + std::to_string(shape.in_features) + " x " +
+                                                 std::to_string(shape.out_features) +
+                                                 " features, expected at least 1 of each");
   }
   if (type != DType::f32 && type != DType::bf16) {
-    throw Error(ErrorCode::unsupported, "products are f32 or bf16, not " + std::string(name_of(type)));
+    throw Error(ErrorCode::unsupported, "type = " + std::string(name_of(type)) + ", expected f32 or bf16");
   }
   if (type == DType::bf16 && !has_bf16_products()) {
-    throw Error(ErrorCode::unsupported, "products in bf16 need a processor with AVX-512; use f32");
+    throw Error(ErrorCode::unsupported, "type = bf16, expected f32: this processor lacks AVX-512");
   }
   impl_->shape = shape;
   impl_->type = type == DType::bf16 ? Type::bf16 : Type::f32;

@@ -29,7 +29,7 @@ Model::Model(Gguf gguf, const ModelOptions& options)
       type_(chosen_type(options.weights)) {
   if (static_cast<std::size_t>(config_.vocab) != tokenizer_.vocab_size()) {
     throw Error(ErrorCode::io, gguf_.name() + ": token_embd.weight has " + std::to_string(config_.vocab) +
-                                   " rows, but the tokenizer has " + std::to_string(tokenizer_.vocab_size()) +
+                                   " rows, expected the tokenizer's " + std::to_string(tokenizer_.vocab_size()) +
                                    " tokens");
   }
   const ProductThreads threads(executor_->num_workers());

@@ -12,12 +12,11 @@ namespace headwater::engine {
 RopeTable::RopeTable(int dim, double base, std::span<const float> factors) : dim_(dim) {
   const auto half = static_cast<std::size_t>(dim / 2);
   if (dim <= 0 || dim % 2 != 0) {
-    throw Error(ErrorCode::invalid_argument,
-                "rope dimension " + std::to_string(dim) + ", expected an even number above 0");
+    throw Error(ErrorCode::invalid_argument, "dim = " + std::to_string(dim) + ", expected an even number above 0");
   }
   if (!factors.empty() && factors.size() != half) {
     throw Error(ErrorCode::invalid_argument,
-                "rope factors: " + std::to_string(factors.size()) + " values, expected " + std::to_string(half));
+                "factors.size() = " + std::to_string(factors.size()) + ", expected " + std::to_string(half));
   }
   frequencies_.resize(half);
   for (std::size_t i = 0; i < half; ++i) {

@@ -132,7 +132,8 @@ void Tokenizer::Impl::read_tokens(const Gguf& gguf) {
     if (kind != TokenKind::normal) {
       blob += texts[i];
     } else if (!append_alphabet_bytes(texts[i], blob)) {
-      fail(gguf, fmt::format("tokenizer.ggml.tokens[{}] has a character that stands for no byte", i));
+      fail(gguf, fmt::format("tokenizer.ggml.tokens[{}] = {}, expected characters that stand for bytes", i,
+                             quoted(texts[i])));
     }
     bytes.push_back(std::string_view(blob).substr(begin));
     const auto token = static_cast<TokenId>(i);
@@ -142,7 +143,8 @@ void Tokenizer::Impl::read_tokens(const Gguf& gguf) {
     if (kind == TokenKind::user_defined || is_special) on_demand.add(bytes.back(), token);
     auto& index = kind == TokenKind::normal ? ordinary : special_ids;
     if (const auto [entry, added] = index.emplace(bytes.back(), token); !added) {
-      fail(gguf, fmt::format("tokenizer.ggml.tokens[{}] is the same as [{}]", i, entry->second));
+      fail(gguf, fmt::format("tokenizer.ggml.tokens[{}] = {}, expected another text than [{}]", i, quoted(texts[i]),
+                             entry->second));
     }
   }
   std::erase_if(special_ids, [this](const auto& entry) { return !specials[static_cast<std::size_t>(entry.second)]; });
@@ -165,7 +167,8 @@ void Tokenizer::Impl::read_merges(const Gguf& gguf) {
   const auto lookup = [&](const std::string& part, std::size_t i) {
     const auto found = ordinary.find(part);
     if (found == ordinary.end()) {
-      fail(gguf, fmt::format("tokenizer.ggml.merges[{}] has a part or a result that is no token of type 1", i));
+      fail(gguf, fmt::format("tokenizer.ggml.merges[{}] has the part or result {}, expected a token of type 1", i,
+                             quoted(part)));
     }
     return found->second;
   };
@@ -175,12 +178,14 @@ void Tokenizer::Impl::read_merges(const Gguf& gguf) {
     right.clear();
     if (space == 0 || space >= merges[i].size() - 1 || !append_alphabet_bytes(merges[i].substr(0, space), left) ||
         !append_alphabet_bytes(merges[i].substr(space + 1), right)) {
-      fail(gguf, fmt::format("tokenizer.ggml.merges[{}] is not two tokens with a space between them", i));
+      fail(gguf, fmt::format("tokenizer.ggml.merges[{}] = {}, expected two tokens with a space between them", i,
+                             quoted(merges[i])));
     }
     const TokenId left_id = lookup(left, i);
     const TokenId right_id = lookup(right, i);
     if (!bpe.add_merge(left_id, right_id, lookup(left + right, i))) {
-      fail(gguf, fmt::format("tokenizer.ggml.merges[{}] is a pair that an earlier entry has already", i));
+      fail(gguf, fmt::format("tokenizer.ggml.merges[{}] = {}, expected a pair that no earlier entry has", i,
+                             quoted(merges[i])));
     }
   }
 }

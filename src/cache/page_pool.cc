@@ -59,7 +59,7 @@ const PagePool::Sequence& PagePool::at(SequenceId sequence) const {
            str(static_cast<std::int64_t>(sequences_.size())) + ")");
   }
   const Sequence& s = sequences_[static_cast<std::size_t>(sequence)];
-  if (!s.live) refuse("sequence = " + str(sequence) + " has been released");
+  if (!s.live) refuse("sequence = " + str(sequence) + ", expected one that has not been released");
   return s;
 }
 
@@ -72,7 +72,7 @@ void PagePool::check_live(std::span<const std::int32_t> pages) const {
     const bool in_range = pages[i] >= 0 && pages[i] < num_pages();
     if (in_range && refs_[static_cast<std::size_t>(pages[i])] > 0) continue;
     refuse("pages[" + str(static_cast<std::int64_t>(i)) + "] = " + str(pages[i]) +
-           (in_range ? " is not in use" : ", expected an id in [0, " + str(num_pages()) + ")"));
+           (in_range ? ", expected a page in use" : ", expected an id in [0, " + str(num_pages()) + ")"));
   }
 }
 
@@ -85,7 +85,8 @@ SequenceId PagePool::share(std::span<const std::int32_t> pages, std::int64_t num
   std::vector<std::int32_t> table(pages.begin(), pages.end());
   if (free_sequences_.empty()) {
     if (sequences_.size() >= static_cast<std::size_t>(std::numeric_limits<SequenceId>::max())) {
-      refuse("too many sequences");
+      refuse("number of sequences = " + str(static_cast<std::int64_t>(sequences_.size())) +
+             ", expected fewer: ids are 32 bits");
     }
     if (free_sequences_.capacity() <= sequences_.size()) free_sequences_.reserve(2 * sequences_.size() + 16);
     sequences_.emplace_back();
@@ -213,12 +214,12 @@ void PagePool::replace_prefix(SequenceId sequence, std::span<const std::int32_t>
 }
 
 void PagePool::retain(std::int32_t page) {
-  check_live({&page, 1});
+  if (ref_count(page) == 0) refuse("page = " + str(page) + ", expected a page in use");
   ++refs_[static_cast<std::size_t>(page)];
 }
 
 void PagePool::release_page(std::int32_t page) {
-  check_live({&page, 1});
+  if (ref_count(page) == 0) refuse("page = " + str(page) + ", expected a page in use");
   unref(page);
 }
 

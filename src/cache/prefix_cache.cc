@@ -62,25 +62,26 @@ struct PrefixCache::Impl {
     }
   }
 
-  /// What is wrong with a page that is to be cached; nullptr: nothing.
-  [[nodiscard]] const char* problem_of(std::int32_t page) const {
-    if (page < 0 || page >= pool.num_pages()) return " is not a page of the pool";
-    if (pool.ref_count(page) == 0) return " is not in use";
-    if (held[static_cast<std::size_t>(page)] != 0) return " is already cached for other tokens";
+  /// What a page that is to be cached should be and is not; nullptr: nothing.
+  [[nodiscard]] const char* wanting(std::int32_t page) const {
+    if (page < 0 || page >= pool.num_pages()) return "a page of the pool";
+    if (pool.ref_count(page) == 0) return "a page in use";
+    if (held[static_cast<std::size_t>(page)] != 0) return "a page that is not cached for other tokens";
     return nullptr;
   }
 
-  /// Refuses new pages that are unknown, free, repeated or already cached. Nothing has changed afterwards.
-  void check_new(std::span<const std::int32_t> pages) {
-    std::size_t marked = 0;  // marks find repetitions; they are taken back
-    const char* problem = nullptr;
+  /// Refuses pages from `first` on that are unknown, free, repeated or already cached. Nothing has changed afterwards.
+  void check_new(std::span<const std::int32_t> pages, std::size_t first) {
+    std::size_t marked = first;  // marks find repetitions; they are taken back
+    const char* expected = nullptr;
     for (; marked < pages.size(); ++marked) {
-      problem = problem_of(pages[marked]);
-      if (problem != nullptr) break;
+      expected = wanting(pages[marked]);
+      if (expected != nullptr) break;
       held[static_cast<std::size_t>(pages[marked])] = 1;
     }
-    for (std::size_t i = 0; i < marked; ++i) held[static_cast<std::size_t>(pages[i])] = 0;
-    if (problem != nullptr) refuse("page " + std::to_string(pages[marked]) + problem);
+    for (std::size_t i = first; i < marked; ++i) held[static_cast<std::size_t>(pages[i])] = 0;
+    if (expected == nullptr) return;
+    refuse("pages[" + std::to_string(marked) + "] = " + std::to_string(pages[marked]) + ", expected " + expected);
   }
 
   Node add(Node parent, std::uint64_t salt, std::span<const std::int32_t> tokens, std::int32_t page) {
@@ -149,7 +150,7 @@ std::vector<std::int32_t> PrefixCache::insert(std::span<const std::int32_t> toke
            std::to_string(num_blocks) + " full pages of " + std::to_string(tokens.size()) + " tokens");
   }
   std::vector<Node> path = m.walk(tokens, num_blocks, salt);
-  m.check_new(pages.first(num_blocks).subspan(path.size()));
+  m.check_new(pages.first(num_blocks), path.size());
 
   std::vector<std::int32_t> standing;
   standing.reserve(num_blocks);

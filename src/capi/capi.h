@@ -62,7 +62,7 @@ int guard(hw_error* error, F&& f) noexcept {
 /// *p, or an error that names the argument.
 template <typename T>
 T& need(T* p, const char* name) {
-  if (p == nullptr) refuse(std::string(name) + " is null");
+  if (p == nullptr) refuse(std::string(name) + " = null, expected a pointer");
   return *p;
 }
 
@@ -70,9 +70,8 @@ T& need(T* p, const char* name) {
 template <typename T, typename N>
 std::span<T> array(T* p, N count, const char* name) {
   if (std::cmp_less(count, 0))
-    refuse("the number of entries of " + std::string(name) + " is negative: " + std::to_string(count));
-  if (p == nullptr && count != 0)
-    refuse(std::string(name) + " is null, expected " + std::to_string(count) + " entries");
+    refuse("number of entries of " + std::string(name) + " = " + std::to_string(count) + ", expected at least 0");
+  if (p == nullptr && count != 0) refuse(std::string(name) + " = null, expected " + std::to_string(count) + " entries");
   return {p, static_cast<std::size_t>(count)};
 }
 

@@ -22,7 +22,7 @@ constexpr int kNumPolicies = HW_POLICY_FOREST + 1;
 
 PageTable page_table(const hw_page_table& t, const std::string& name) {
   PageTable out;
-  if (t.num_requests < 0) refuse(name + ".num_requests = " + std::to_string(t.num_requests) + " is negative");
+  if (t.num_requests < 0) refuse(name + ".num_requests = " + std::to_string(t.num_requests) + ", expected at least 0");
   out.indptr = array(t.indptr, std::int64_t{t.num_requests} + 1, (name + ".indptr").c_str());
   out.indices = array(t.indices, t.num_indices, (name + ".indices").c_str());
   out.last_page_len = array(t.last_page_len, t.num_requests, (name + ".last_page_len").c_str());
@@ -263,7 +263,7 @@ void hw_plan_options_init(hw_plan_options* options, size_t size) {
 int hw_plan_options_from_env(hw_plan_options* options, hw_env_lookup lookup, void* user, hw_error* error) {
   return guard(error, [&] {
     const hw_plan_options base = read_struct(options, "options", hw_plan_options_init);
-    if (lookup == nullptr) refuse("lookup is null");
+    if (lookup == nullptr) refuse("lookup = null, expected a function");
     const auto find = [&](const char* name) { return lookup(user, name); };
     write_struct(options, to_c(PlanOptions::from_env(find, to_cpp(base))), base.struct_size);
   });

@@ -47,7 +47,7 @@ int hw_executor_create_custom(int num_workers, hw_parallel parallel, void* user,
   return guard(error, [&] {
     need(executor, "executor");
     if (num_workers < 1) refuse("num_workers = " + std::to_string(num_workers) + ", expected at least 1");
-    if (parallel == nullptr) refuse("parallel is null");
+    if (parallel == nullptr) refuse("parallel = null, expected a function");
     *executor = new hw_executor{std::make_unique<CallbackExecutor>(num_workers, parallel, user)};
   });
 }
@@ -67,7 +67,7 @@ int hw_executor_parallel(hw_executor* executor, hw_task task, void* context, hw_
   };
   return guard(error, [&] {
     Executor& e = need_executor(executor);
-    if (task == nullptr) refuse("task is null");
+    if (task == nullptr) refuse("task = null, expected a function");
     Call call{task, context};
     e.parallel(
         [](void* c, int worker) noexcept {

@@ -357,7 +357,7 @@ TEST(PagePool, AdoptAndReplacePrefix) {
   EXPECT_EQ(refusal([&] {
               (void)pool.adopt(std::vector<std::int32_t>{cached[0], own[0]});
             }),
-            "pages[1] = " + std::to_string(own[0]) + " is not in use");
+            "pages[1] = " + std::to_string(own[0]) + ", expected a page in use");
   EXPECT_EQ(refusal([&] { (void)pool.adopt(std::vector<std::int32_t>{8}); }), "pages[0] = 8, expected an id in [0, 8)");
   EXPECT_EQ(refusal([&] { (void)pool.adopt(std::vector<std::int32_t>{-1}); }),
             "pages[0] = -1, expected an id in [0, 8)");
@@ -387,7 +387,7 @@ TEST(PagePool, TheNullPageIsNeverHandedOut) {
   append(pool, a, 4);
   EXPECT_EQ(pages_of(pool, a), (std::vector<std::int32_t>{1, 2}));
   EXPECT_EQ(error_of([&] { append(pool, a, 1); }).first, ErrorCode::out_of_pages);
-  EXPECT_EQ(refusal([&] { pool.retain(0); }), "pages[0] = 0 is not in use");
+  EXPECT_EQ(refusal([&] { pool.retain(0); }), "page = 0, expected a page in use");
   pool.audit();
 }
 
@@ -400,9 +400,9 @@ TEST(PagePool, Refusals) {
   EXPECT_EQ(refusal([&] { (void)pool.num_tokens(1); }), "sequence = 1, expected an id in [0, 1)");
   EXPECT_EQ(refusal([&] { append(pool, a, -1); }), "num_tokens = -1, expected at least 0");
   EXPECT_EQ(refusal([&] { (void)pool.ref_count(4); }), "page = 4, expected an id in [0, 4)");
-  EXPECT_EQ(refusal([&] { pool.release_page(0); }), "pages[0] = 0 is not in use");
+  EXPECT_EQ(refusal([&] { pool.release_page(0); }), "page = 0, expected a page in use");
   pool.release(a);
-  EXPECT_EQ(refusal([&] { pool.release(a); }), "sequence = 0 has been released");
+  EXPECT_EQ(refusal([&] { pool.release(a); }), "sequence = 0, expected one that has not been released");
   EXPECT_EQ(refusal([&] { pool.audit(std::vector<std::int32_t>{1}); }),
             "external_refs has 1 entries, expected num_pages = 4");
 }

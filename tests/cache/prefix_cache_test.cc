@@ -337,15 +337,15 @@ TEST(PrefixCache, RefusalsChangeNothing) {
   EXPECT_EQ(refusal([&] {
               cache.insert(iota(0, 4), Pages{own[0], own[0]});
             }),
-            "page " + page(0) + " is already cached for other tokens");
-  EXPECT_EQ(refusal([&] { cache.insert(iota(0, 4), Pages{own[0], 7}); }), "page 7 is not in use");
-  EXPECT_EQ(refusal([&] { cache.insert(iota(0, 4), Pages{own[0], 0}); }), "page 0 is not in use");
-  EXPECT_EQ(refusal([&] { cache.insert(iota(0, 4), Pages{own[0], 8}); }), "page 8 is not a page of the pool");
+            "pages[1] = " + page(0) + ", expected a page that is not cached for other tokens");
+  EXPECT_EQ(refusal([&] { cache.insert(iota(0, 4), Pages{own[0], 7}); }), "pages[1] = 7, expected a page in use");
+  EXPECT_EQ(refusal([&] { cache.insert(iota(0, 4), Pages{own[0], 0}); }), "pages[1] = 0, expected a page in use");
+  EXPECT_EQ(refusal([&] { cache.insert(iota(0, 4), Pages{own[0], 8}); }), "pages[1] = 8, expected a page of the pool");
   EXPECT_EQ(cache.stats().pages_cached, 0);
   EXPECT_EQ(cache.held_pages(), Pages(8, 0));
   cache.insert(iota(0, 2), own);
   EXPECT_EQ(refusal([&] { cache.insert(iota(50, 2), own); }),
-            "page " + page(0) + " is already cached for other tokens");
+            "pages[0] = " + page(0) + ", expected a page that is not cached for other tokens");
   EXPECT_EQ(cache.stats().pages_cached, 1);
   pool.audit(cache.held_pages());
 }

@@ -39,7 +39,8 @@ static void pool_operations(void) {
   CHECK_OK(hw_page_pool_clone_detached_prefix(pool, a, 4, &c, &error));
   CHECK_OK(hw_page_pool_truncate(pool, c, 0, &error));
   CHECK_OK(hw_page_pool_release(pool, c, &error));
-  CHECK_ERROR(hw_page_pool_release(pool, c, &error), HW_ERROR_INVALID_ARGUMENT, "sequence = 2 has been released");
+  CHECK_ERROR(hw_page_pool_release(pool, c, &error), HW_ERROR_INVALID_ARGUMENT,
+              "sequence = 2, expected one that has not been released");
   CHECK_OK(hw_page_pool_adopt(pool, pages, 1, &c, &error));
   CHECK_OK(hw_page_pool_audit(pool, NULL, &error));
   CHECK_OK(hw_page_pool_retain(pool, 0, &error));
@@ -140,7 +141,7 @@ static void null_pointers(void) {
   CHECK_NULL(hw_page_pool_adopt(NULL, &i32, 1, &s, &error), "pool");
   CHECK_NULL(hw_page_pool_adopt(pool, &i32, 1, NULL, &error), "sequence");
   CHECK_ERROR(hw_page_pool_adopt(pool, NULL, 2, &s, &error), HW_ERROR_INVALID_ARGUMENT,
-              "pages is null, expected 2 entries");
+              "pages = null, expected 2 entries");
   CHECK_OK(hw_page_pool_adopt(pool, NULL, 0, &s, &error));
   CHECK_NULL(hw_page_pool_clone_detached_prefix(NULL, s, 4, &s, &error), "pool");
   CHECK_NULL(hw_page_pool_clone_detached_prefix(pool, s, 4, NULL, &error), "sequence");
@@ -156,7 +157,7 @@ static void null_pointers(void) {
   CHECK_NULL(hw_page_pool_prepare_append(pool, s, 1, NULL, &i32, &i64, &error), "copy");
   CHECK_NULL(hw_page_pool_prepare_append(pool, s, 1, &copy, NULL, &i64, &error), "num_copies");
   CHECK_ERROR(hw_page_pool_prepare_append(pool, s, 1, &copy, &i32, NULL, &error), HW_ERROR_INVALID_ARGUMENT,
-              "token_slots is null, expected 1 entries");
+              "token_slots = null, expected 1 entries");
   CHECK_NULL(hw_page_pool_truncate(NULL, s, 0, &error), "pool");
   CHECK_NULL(hw_page_pool_replace_prefix(NULL, s, &i32, 1, &error), "pool");
   CHECK_NULL(hw_page_pool_retain(NULL, 0, &error), "pool");
@@ -169,7 +170,7 @@ static void null_pointers(void) {
   CHECK_NULL(hw_prefix_cache_lookup(NULL, &token, 1, 0, NULL, 0, &size, &error), "cache");
   CHECK_NULL(hw_prefix_cache_lookup(cache, &token, 1, 0, NULL, 0, NULL, &error), "num_pages");
   CHECK_ERROR(hw_prefix_cache_lookup(cache, NULL, 1, 0, NULL, 0, &size, &error), HW_ERROR_INVALID_ARGUMENT,
-              "tokens is null, expected 1 entries");
+              "tokens = null, expected 1 entries");
   CHECK_NULL(hw_prefix_cache_insert(NULL, &token, 1, NULL, 0, 0, NULL, &error), "cache");
   CHECK_OK(hw_prefix_cache_insert(cache, &token, 1, NULL, 0, 0, NULL, &error)); /* no full page */
   CHECK_NULL(hw_prefix_cache_evict(NULL, 1, &i32, &error), "cache");
@@ -179,7 +180,7 @@ static void null_pointers(void) {
   CHECK_NULL(hw_prefix_cache_get_stats(cache, NULL, &error), "stats");
   CHECK_NULL(hw_prefix_cache_held_pages(NULL, &i32, &error), "cache");
   CHECK_ERROR(hw_prefix_cache_held_pages(cache, NULL, &error), HW_ERROR_INVALID_ARGUMENT,
-              "held is null, expected 4 entries");
+              "held = null, expected 4 entries");
   hw_prefix_cache_destroy(cache);
   hw_page_pool_destroy(pool);
 }

@@ -38,7 +38,7 @@ static int failures = 0;
     }                                                                                                           \
   } while (0)
 
-#define CHECK_NULL(call, name) CHECK_ERROR(call, HW_ERROR_INVALID_ARGUMENT, name " is null")
+#define CHECK_NULL(call, name) CHECK_ERROR(call, HW_ERROR_INVALID_ARGUMENT, name " = null, expected a pointer")
 
 static int finish(void) {
   if (failures == 0) puts("all checks passed");

@@ -68,11 +68,13 @@ static void null_pointers(void) {
   CHECK_NULL(hw_executor_create_thread_pool(1, NULL, &error), "executor");
   CHECK_ERROR(hw_executor_create_thread_pool(-1, &executor, &error), HW_ERROR_INVALID_ARGUMENT,
               "num_workers = -1, expected at least 0");
-  CHECK_NULL(hw_executor_create_custom(1, NULL, NULL, &executor, &error), "parallel");
+  CHECK_ERROR(hw_executor_create_custom(1, NULL, NULL, &executor, &error), HW_ERROR_INVALID_ARGUMENT,
+              "parallel = null, expected a function");
   CHECK(executor == NULL);
   CHECK_OK(hw_executor_create_thread_pool(2, &executor, &error));
   CHECK_NULL(hw_executor_parallel(NULL, nothing, &calls, &error), "executor");
-  CHECK_NULL(hw_executor_parallel(executor, NULL, &calls, &error), "task");
+  CHECK_ERROR(hw_executor_parallel(executor, NULL, &calls, &error), HW_ERROR_INVALID_ARGUMENT,
+              "task = null, expected a function");
   hw_executor_destroy(executor);
   CHECK_OK(hw_executor_create_serial(&executor, &error));
   CHECK_OK(hw_executor_parallel(executor, nothing, &calls, &error));
@@ -87,13 +89,13 @@ static void null_pointers(void) {
   CHECK_NULL(hw_planner_plan(planner, &shape, NULL, NULL, &plan, &error), "batch");
   CHECK_NULL(hw_planner_plan(planner, &shape, &batch, NULL, NULL, &error), "plan");
   CHECK_ERROR(hw_planner_plan(planner, &shape, &batch, NULL, &plan, &error), HW_ERROR_INVALID_ARGUMENT,
-              "batch->kv.indptr is null, expected 1 entries");
+              "batch->kv.indptr = null, expected 1 entries");
   batch.kv.indptr = zero;
   CHECK_ERROR(hw_planner_plan(planner, &shape, &batch, NULL, &plan, &error), HW_ERROR_INVALID_ARGUMENT,
-              "batch->qo_indptr is null, expected 1 entries");
+              "batch->qo_indptr = null, expected 1 entries");
   batch.kv.num_requests = -1;
   CHECK_ERROR(hw_planner_plan(planner, &shape, &batch, NULL, &plan, &error), HW_ERROR_INVALID_ARGUMENT,
-              "batch->kv.num_requests = -1 is negative");
+              "batch->kv.num_requests = -1, expected at least 0");
   shape.kv_dtype = 17;
   CHECK_ERROR(hw_planner_plan(planner, &shape, &batch, NULL, &plan, &error), HW_ERROR_INVALID_ARGUMENT,
               "shape->kv_dtype = 17, expected 0 to 3");
@@ -109,7 +111,7 @@ static void null_pointers(void) {
   CHECK_NULL(hw_cpu_merge_states(NULL, &in_lse, o_indptr, 0, 1, 32, &out, &out_lse, executor, &error), "v_in");
   CHECK_NULL(hw_cpu_merge_states(&in, NULL, o_indptr, 0, 1, 32, &out, &out_lse, executor, &error), "lse_in");
   CHECK_ERROR(hw_cpu_merge_states(&in, &in_lse, NULL, 0, 1, 32, &out, &out_lse, executor, &error),
-              HW_ERROR_INVALID_ARGUMENT, "o_indptr is null, expected 1 entries");
+              HW_ERROR_INVALID_ARGUMENT, "o_indptr = null, expected 1 entries");
   CHECK_NULL(hw_cpu_merge_states(&in, &in_lse, o_indptr, 0, 1, 32, NULL, &out_lse, executor, &error), "v_out");
   CHECK_NULL(hw_cpu_merge_states(&in, &in_lse, o_indptr, 0, 1, 32, &out, NULL, executor, &error), "lse_out");
   CHECK_NULL(hw_cpu_merge_states(&in, &in_lse, o_indptr, 0, 1, 32, &out, &out_lse, NULL, &error), "executor");
@@ -118,10 +120,10 @@ static void null_pointers(void) {
   CHECK_NULL(hw_cpu_append_kv(&cache, &in, NULL, NULL, 0, 1, 32, 32, NULL, NULL, executor, &error), "v");
   CHECK_NULL(hw_cpu_append_kv(&cache, &in, &in, NULL, 0, 1, 32, 32, NULL, NULL, NULL, &error), "executor");
   CHECK_ERROR(hw_cpu_append_kv(&cache, &in, &in, NULL, 3, 1, 32, 32, NULL, NULL, executor, &error),
-              HW_ERROR_INVALID_ARGUMENT, "token_slots is null, expected 3 entries");
+              HW_ERROR_INVALID_ARGUMENT, "token_slots = null, expected 3 entries");
   CHECK_NULL(hw_cpu_copy_pages(NULL, NULL, 0, 1, 32, 32, executor, &error), "cache");
   CHECK_ERROR(hw_cpu_copy_pages(&cache, NULL, 2, 1, 32, 32, executor, &error), HW_ERROR_INVALID_ARGUMENT,
-              "copies is null, expected 2 entries");
+              "copies = null, expected 2 entries");
   hw_planner_destroy(planner);
   hw_executor_destroy(executor);
 }

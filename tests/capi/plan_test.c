@@ -77,7 +77,7 @@ static void plan_and_read(void) {
   CHECK_OK(hw_plan_describe(plan, text, sizeof text, &length, &error));
   CHECK(strlen(text) == sizeof text - 1 && strncmp(text, whole, sizeof text - 1) == 0);
   CHECK_ERROR(hw_plan_describe(plan, NULL, 5, &length, &error), HW_ERROR_INVALID_ARGUMENT,
-              "buffer is null, expected 5 entries");
+              "buffer = null, expected 5 entries");
   free(whole);
   CHECK_OK(hw_plan_to_json(plan, text, sizeof text, &length, &error));
   CHECK(text[0] == '{' && length > 0);
@@ -156,11 +156,11 @@ static void explicit_levels(void) {
   plan = NULL;
   levels[1].kv.indices = NULL;
   CHECK_ERROR(hw_planner_plan(planner, &shape, &batch, NULL, &plan, &error), HW_ERROR_INVALID_ARGUMENT,
-              "batch->levels[1].kv.indices is null, expected 2 entries");
+              "batch->levels[1].kv.indices = null, expected 2 entries");
   CHECK(plan == NULL);
   batch.levels = NULL;
   CHECK_ERROR(hw_planner_plan(planner, &shape, &batch, NULL, &plan, &error), HW_ERROR_INVALID_ARGUMENT,
-              "batch->levels is null, expected 2 entries");
+              "batch->levels = null, expected 2 entries");
   hw_planner_destroy(planner);
 }
 
@@ -183,7 +183,8 @@ static void options_and_models(void) {
   CHECK_OK(hw_plan_options_from_env(&options, fake_environment, &lookups, &error));
   CHECK(lookups == 3 && options.cascade == HW_CASCADE_OFF && options.min_members == 5 && options.min_shared_pages == 9);
   CHECK(options.struct_size == sizeof options);
-  CHECK_NULL(hw_plan_options_from_env(&options, NULL, NULL, &error), "lookup");
+  CHECK_ERROR(hw_plan_options_from_env(&options, NULL, NULL, &error), HW_ERROR_INVALID_ARGUMENT,
+              "lookup = null, expected a function");
   CHECK_NULL(hw_plan_options_from_env(NULL, fake_environment, &lookups, &error), "options");
 
   hw_device_model_init(&model, sizeof model);

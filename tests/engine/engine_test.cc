@@ -417,11 +417,11 @@ TEST(Engine, LogitsThatAreNotFiniteEndTheSampleWithAReason) {
     EXPECT_EQ(completion.error, "logits at position 4 are not finite");
   }
   EXPECT_EQ(engine.prefix_cache_stats().pages_cached, 0) << "of the prompt's one full page";
-  const Request good = request_of({5, 6, 7, 8}, 4);  // control: another one is cached
-  EXPECT_EQ(run_to_completion(engine, {&good, 1}).at(0).finish, FinishReason::length);
-  EXPECT_GT(engine.prefix_cache_stats().pages_cached, 0);
   EXPECT_FALSE(engine.has_work());
   engine.audit();
+  Engine sound(shared_tiny_model(), tiny_options());  // control: there it is cached
+  (void)run_to_completion(sound, {&bad, 1});
+  EXPECT_GT(sound.prefix_cache_stats().pages_cached, 0);
 }
 
 TEST(Engine, RefusesModelsThatItWouldGetWrong) {
@@ -447,7 +447,7 @@ TEST(Engine, RefusesModelsThatItWouldGetWrong) {
   const std::size_t vocab = shared_tiny_model()->tokenizer().vocab_size();
   const std::uint64_t fewer = vocab - 1;
   std::memcpy(rows, &fewer, sizeof fewer);
-  EXPECT_EQ(message(shorter), "m: token_embd.weight has " + std::to_string(fewer) + " rows, but the tokenizer has " +
+  EXPECT_EQ(message(shorter), "m: token_embd.weight has " + std::to_string(fewer) + " rows, expected the tokenizer's " +
                                   std::to_string(vocab) + " tokens");
 
   ModelOptions options;

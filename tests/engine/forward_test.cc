@@ -200,13 +200,13 @@ TEST(Product, RefusesWhatItCannotDo) {
     }
     return "no error";
   };
-  EXPECT_EQ(message([] { Product({0, 4, false}, DType::f32); }), "product of 0 x 4 features, expected at least 1");
-  EXPECT_EQ(message([] { Product({4, 4, false}, DType::f16); }), "products are f32 or bf16, not f16");
+  EXPECT_EQ(message([] { Product({0, 4, false}, DType::f32); }), "shape = 0 x 4 features, expected at least 1 of each");
+  EXPECT_EQ(message([] { Product({4, 4, false}, DType::f16); }), "type = f16, expected f32 or bf16");
   if (!has_bf16_products()) {
     EXPECT_EQ(message([] {
                 Product({4, 4, false}, DType::bf16);
               }),
-              "products in bf16 need a processor with AVX-512; use f32");
+              "type = bf16, expected f32: this processor lacks AVX-512");
   }
 }
 
@@ -265,8 +265,8 @@ TEST(RopeTable, AnglesFactorsAndRefusals) {
     }
     return "no error";
   };
-  EXPECT_EQ(message([] { RopeTable(7, 100.0, {}); }), "rope dimension 7, expected an even number above 0");
-  EXPECT_EQ(message([&] { RopeTable(6, 100.0, factors); }), "rope factors: 2 values, expected 3");
+  EXPECT_EQ(message([] { RopeTable(7, 100.0, {}); }), "dim = 7, expected an even number above 0");
+  EXPECT_EQ(message([&] { RopeTable(6, 100.0, factors); }), "factors.size() = 2, expected 3");
 }
 
 TEST(Executor, RunsEveryWorkerOnce) {
