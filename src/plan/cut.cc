@@ -256,8 +256,8 @@ void Cutter::make_flat_pieces(const Forest& f, std::span<const Entry> entries, s
   }
   for (std::size_t e = 0; e < entries.size(); ++e) {
     const Entry& entry = entries[e];
-    piece = {entry.tok_begin, entry.tok_end, entry.page_base, 0, 0, 0, 1, static_cast<std::int32_t>(e), 0};
-    pieces.push_back(piece);
+    pieces.emplace_back() = {
+        entry.tok_begin, entry.tok_end, entry.page_base, 0, 0, 0, 1, static_cast<std::int32_t>(e), 0};
   }
 }
 
@@ -274,7 +274,7 @@ void Cutter::make_pieces(const Forest& f, std::span<const Entry> entries, const 
     const std::int32_t first = f.order[static_cast<std::size_t>(node.member_begin)];
     if (node.num_members == 1 && !f.levels) {  // a leaf
       if (begin < node.cut) {
-        pieces.push_back({begin, node.cut, node.page_base, node.origin, node.view, 0, 1, first, node.depth});
+        pieces.emplace_back() = {begin, node.cut, node.page_base, node.origin, node.view, 0, 1, first, node.depth};
       }
       continue;
     }

@@ -55,10 +55,18 @@ void make_rows_and_entries(const PlanOptions& options, int page_size, PlanData::
     const std::int32_t row_begin = memory.qo_indptr[static_cast<std::size_t>(b)];
     const std::int32_t row_end = memory.qo_indptr[static_cast<std::size_t>(b) + 1];
     if (plain && row_end - row_begin == 1 && first < tokens.end) {  // a request of a decode step sees its whole table
-      rows.push_back({first, tokens.end, tokens.end - 1});
+      rows.emplace_back() = {first, tokens.end, tokens.end - 1};
       if (fixed) memory.row_first.push_back(first);
-      memory.entries.push_back({b, row_begin, row_end, first, tokens.end, table.start_page,
-                                table.start_page + table.num_pages, table.region - table.start_page, 1, false});
+      memory.entries.emplace_back() = {b,
+                                       row_begin,
+                                       row_end,
+                                       first,
+                                       tokens.end,
+                                       table.start_page,
+                                       table.start_page + table.num_pages,
+                                       table.region - table.start_page,
+                                       1,
+                                       false};
       continue;
     }
     append_rows(options, row_end - row_begin, first, tokens.end, rows);

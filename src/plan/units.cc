@@ -65,15 +65,12 @@ void Estimator::make_units(const CostModel& cost, const PlanData& plan, std::spa
       make_tiles(cost, plan, piece, unit);
       continue;
     }
-    // One row that sees all of it: most pieces of a decode step.
-    unit.tok_begin = piece.tok_begin;
-    unit.tok_end = unit.all_end = piece.tok_end;
-    unit.row_begin = static_cast<std::int32_t>(out_->rows.size());
-    unit.num_rows = unit.parts = 1;
-    unit.tiled = false;
-    unit.read_token_ps = cost.read_ps(1);
+    // One row that sees all of it: most pieces of a decode step. Written in place: copies of what was just written in
+    // smaller parts stall.
+    const auto row_begin = static_cast<std::int32_t>(out_->rows.size());
     out_->rows.push_back(entry.row_begin);
-    out_->units.push_back(unit);
+    out_->units.emplace_back() = {
+        unit.piece, piece.tok_begin, piece.tok_end, piece.tok_end, row_begin, 1, 1, false, cost.read_ps(1), 0};
     ++row_states_[sz(entry.row_begin)];
   }
 }
