@@ -8,6 +8,7 @@
 #include "cpu/expect_error.h"
 #include "headwater/cpu.h"
 #include "reference/element.h"
+#include "reference/memory.h"
 #include "reference/pool.h"
 #include "reference/rng.h"
 
@@ -127,6 +128,37 @@ TEST(CopyPages, CopiesValidTokensOnly) {
               }
             }
           }
+        }
+      }
+    }
+  }
+}
+
+// Pages lie 2^32 elements and more apart, so every offset cut to 32 bits lands in page 0.
+TEST(AppendKv, AndCopiesWithOffsetsPast32Bits) {
+  constexpr std::int64_t kPage = (std::int64_t{1} << 32) + 4096;
+  const int heads = 2;
+  const int dim = 32;
+  for (const DType to : {DType::f8e4m3, DType::bf16}) {
+    const reference::SparseBuffer memory((2 * kPage + 4096) * size_of(to));
+    const auto base = static_cast<std::byte*>(memory.data());
+    const PagedTensor k{base, kPage, heads * dim, dim};
+    const PagedTensor v{base + 2048 * size_of(to), kPage, heads * dim, dim};
+    const KvCache cache{k, v, to, 3, 16};
+    Rng rng(4);
+    const Rows rows(DType::f32, 2, heads, dim, rng);
+    ThreadPool pool(2);
+    cpu::append_kv(cache, rows.view, rows.view, std::vector<std::int64_t>{2 * 16 + 3, 16 + 5}, heads, dim, dim, {}, {},
+                   pool);
+    cpu::copy_pages(cache, std::vector<cpu::PageCopy>{{2, 1, 4}}, heads, dim, dim, pool);
+    for (const PagedTensor& side : {k, v}) {
+      for (int h = 0; h < heads; ++h) {
+        for (int d = 0; d < dim; ++d) {
+          const double first = reference::round_to(to, rows.at(0, h, d));
+          ASSERT_EQ(at(cache, side, 2, 3, h, d), first);
+          ASSERT_EQ(at(cache, side, 1, 3, h, d), first) << "copied";
+          ASSERT_EQ(at(cache, side, 1, 5, h, d), reference::round_to(to, rows.at(1, h, d)));
+          for (int token = 0; token < 16; ++token) ASSERT_EQ(at(cache, side, 0, token, h, d), 0.0);
         }
       }
     }

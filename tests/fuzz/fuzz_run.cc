@@ -38,9 +38,19 @@ PlanOptions read_options(Bytes& in) {
   return options;
 }
 
-AttentionShape read_shape(Bytes& in) {
+struct Types {
+  DType q, kv, out;
+};
+constexpr std::array kTypes{
+    Types{DType::f32, DType::f32, DType::f32},    Types{DType::f32, DType::bf16, DType::f32},
+    Types{DType::bf16, DType::bf16, DType::bf16}, Types{DType::f16, DType::f16, DType::f16},
+    Types{DType::f16, DType::f8e4m3, DType::f16}, Types{DType::bf16, DType::f8e4m3, DType::f32}};
+
+AttentionShape read_shape(Bytes& in, const Types& types) {
   AttentionShape shape;
-  shape.q_dtype = shape.kv_dtype = shape.out_dtype = DType::f32;
+  shape.q_dtype = types.q;
+  shape.kv_dtype = types.kv;
+  shape.out_dtype = types.out;
   shape.num_kv_heads = in.wild(1, 3);
   shape.num_qo_heads = in.byte() % 16 == 15 ? in.wild(0, 9) : shape.num_kv_heads * in.between(1, 4);
   shape.head_dim_qk = in.byte() % 16 == 15 ? in.wild(0, 255) : 16 * in.between(1, 3);
@@ -119,19 +129,32 @@ reference::LevelTables read_levels(Bytes& in) {
   return tables;
 }
 
-/// The next step of a batch: some requests grow, one may leave.
-reference::PageTables grown(Bytes& in, const reference::PageTables& t) {
-  reference::PageTables next;
+/// The next step of a batch, and what changed.
+struct Step {
+  reference::PageTables tables;
+  std::vector<std::int32_t> grown;
+  std::vector<std::int32_t> left;
+  [[nodiscard]] Changes changes() const { return {.grown = grown, .joined = {}, .left = left}; }
+};
+
+/// Some requests grow, one may leave.
+Step next_step(Bytes& in, const reference::PageTables& t) {
+  Step step;
+  reference::PageTables& next = step.tables;
   next.page_size = t.page_size;
   next.num_pages = t.num_pages;
   next.null_page = t.null_page;
   const int leaves = in.byte() % 3 == 2 ? in.between(0, t.num_requests() - 1) : -1;
   for (int b = 0; b < t.num_requests(); ++b) {
-    if (b == leaves) continue;
+    if (b == leaves) {
+      step.left.push_back(b);
+      continue;
+    }
     const auto i = static_cast<std::size_t>(b);
     std::vector<std::int32_t> pages(t.kv_indices.begin() + t.kv_indptr[i], t.kv_indices.begin() + t.kv_indptr[i + 1]);
     int last = t.last_page_len[i];
     if (in.flag() && !pages.empty()) {
+      step.grown.push_back(next.num_requests());
       if (++last > t.page_size) {
         last = 1;
         pages.push_back(in.between(0, static_cast<int>(t.num_pages) - 1));
@@ -140,7 +163,7 @@ reference::PageTables grown(Bytes& in, const reference::PageTables& t) {
     next.add(pages, last, t.qo_indptr[i + 1] - t.qo_indptr[i], t.kv_start_page.empty() ? 0 : t.kv_start_page[i],
              t.first_page_offset.empty() ? 0 : t.first_page_offset[i]);
   }
-  return next;
+  return step;
 }
 
 std::optional<Plan> plan_or_error(Planner& planner, const AttentionShape& shape, const Batch& batch,
@@ -174,11 +197,13 @@ void fuzz_tables(Bytes& in, const AttentionShape& shape, const PlanOptions& opti
   std::optional<Plan> plan = plan_or_error(planner, shape, tables.batch(), options);
   if (!plan || tables.num_pages > 1000 || tables.page_size > 64) return;
   run(shape, options, tables, *plan, in.between(1, 2), tables.qo_indptr.back());
-  const reference::PageTables next = grown(in, tables);
+  const Step step = next_step(in, tables);
+  const reference::PageTables& next = step.tables;
   const std::optional<Plan> cold = plan_or_error(planner, shape, next.batch(), options);
+  const Changes changes = step.changes();
   const std::string before = plan->serialize();
   try {
-    planner.update(*plan, next.batch());
+    planner.update(*plan, next.batch(), in.flag() ? &changes : nullptr);
   } catch (const Error& error) {
     if (cold) fail(std::string("update refuses what plan accepts: ") + error.what());
     if (plan->serialize() != before) fail("a refused update changed the plan");
@@ -204,8 +229,9 @@ void fuzz_levels(Bytes& in, const AttentionShape& shape, const PlanOptions& opti
 int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace headwater;
   fuzz::Bytes in(data, size);
-  const bool levels = in.byte() % 4 == 3;
-  const AttentionShape shape = fuzz::read_shape(in);
+  const std::uint8_t kind = in.byte();
+  const bool levels = kind % 4 == 3;
+  const AttentionShape shape = fuzz::read_shape(in, fuzz::kTypes[kind / 4 % fuzz::kTypes.size()]);
   const PlanOptions options = fuzz::read_options(in);
   Planner planner(fuzz::read_model(in));
   if (levels) {
