@@ -61,9 +61,10 @@ double timed(int n, F&& f) {
   return now() - begin;
 }
 
-/// Others share the machine: samples are short, and a low quantile of them is what the code costs when left alone.
-double quantile(std::vector<double>& samples, double q) {
-  const auto at = samples.begin() + static_cast<std::ptrdiff_t>(q * static_cast<double>(samples.size() - 1));
+/// Others share the machine: samples are short, and their first decile is what the code costs when left alone. Times
+/// and rates are taken alike, or their ratio would tell of the machine.
+double undisturbed(std::vector<double>& samples) {
+  const auto at = samples.begin() + static_cast<std::ptrdiff_t>((samples.size() - 1) / 10);
   std::nth_element(samples.begin(), at, samples.end());
   return *at;
 }
@@ -135,7 +136,7 @@ double peak_gflops(Isa isa, bool dot, int threads) {
     const std::scoped_lock lock(mutex);
     samples.insert(samples.end(), mine.begin(), mine.end());
   });
-  return flops * static_cast<double>(rounds) * threads / quantile(samples, 0.1) / 1e9;
+  return flops * static_cast<double>(rounds) * threads / undisturbed(samples) / 1e9;
 }
 
 __attribute__((target("avx2"))) void read_avx2(const char* p, std::size_t bytes) {
@@ -167,7 +168,7 @@ double read_gbs(const char* data, std::size_t bytes, int threads) {
     const std::scoped_lock lock(mutex);
     samples.insert(samples.end(), mine.begin(), mine.end());
   });
-  return static_cast<double>(kPiece) * threads / quantile(samples, 0.25) / 1e9;
+  return static_cast<double>(kPiece) * threads / undisturbed(samples) / 1e9;
 }
 
 struct Setup {
@@ -339,7 +340,7 @@ class Bench {
       }
       samples.push_back(cpu_now() - begin);
     }
-    return quantile(samples, 0.05) / (static_cast<double>(kRows) * count * s_.hq) * 1e9;
+    return undisturbed(samples) / (static_cast<double>(kRows) * count * s_.hq) * 1e9;
   }
 
   /// Conversion and weighted sum of rows in L1: what append_kv and merge_states are made of.
@@ -400,7 +401,7 @@ class Bench {
       const std::scoped_lock lock(mutex);
       samples.insert(samples.end(), mine.begin(), mine.end());
     });
-    const double seconds = quantile(samples, cached ? 0.02 : 0.1);
+    const double seconds = undisturbed(samples);
     for (std::byte* b : scratch) munmap(b, scratch_bytes);
     return seconds / (static_cast<double>(s_.keys) * s_.hkv * s_.threads) * 1e9;
   }

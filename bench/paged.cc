@@ -120,12 +120,10 @@ PagedForest make_paged(const Forest& forest, int page_size, std::uint64_t seed, 
   std::vector<std::int64_t> slots;
 
   std::mt19937_64 random(seed);
-  {  // Shuffle the free list: take every page, give them back in random order.
-    std::vector<SequenceId> single(static_cast<std::size_t>(num_pages));
-    for (SequenceId& id : single) pool.prepare_append(id = pool.create(), 1, copies, slots);
-    std::ranges::shuffle(single, random);
-    for (const SequenceId id : single) pool.release(id);
-  }
+  // The pool hands pages out in order; in memory they lie at random.
+  std::vector<std::int32_t> place(static_cast<std::size_t>(num_pages));
+  std::iota(place.begin(), place.end(), 0);
+  std::ranges::shuffle(place, random);
 
   std::vector<SequenceId> sequences(forest.nodes.size());
   for (std::size_t i = 0; i < forest.nodes.size(); ++i) {
@@ -134,7 +132,10 @@ PagedForest make_paged(const Forest& forest, int page_size, std::uint64_t seed, 
         node.parent < 0 ? 0 : length[static_cast<std::size_t>(node.parent)] / page_size * page_size;
     sequences[i] =
         above > 0 ? pool.clone_detached_prefix(sequences[static_cast<std::size_t>(node.parent)], above) : pool.create();
-    if (length[i] > above) pool.prepare_append(sequences[i], length[i] - above, copies, slots);
+    const std::int64_t most = std::int64_t{page_size} << 16;  // so that the slots, a number a token, stay few
+    for (std::int64_t left = length[i] - above; left > 0; left -= most) {
+      pool.prepare_append(sequences[i], std::min(left, most), copies, slots);
+    }
   }
 
   std::vector<std::size_t> order(forest.requests.size());
@@ -144,7 +145,7 @@ PagedForest make_paged(const Forest& forest, int page_size, std::uint64_t seed, 
   for (const std::size_t r : order) {
     const auto node = static_cast<std::size_t>(forest.requests[r].node);
     const auto pages = pool.pages(sequences[node]);
-    out.kv_indices.insert(out.kv_indices.end(), pages.begin(), pages.end());
+    for (const std::int32_t page : pages) out.kv_indices.push_back(place[static_cast<std::size_t>(page)]);
     out.kv_indptr.push_back(static_cast<std::int32_t>(out.kv_indices.size()));
     out.kv_last_page_len.push_back(length[node] == 0 ? 0
                                                      : static_cast<std::int32_t>((length[node] - 1) % page_size + 1));
