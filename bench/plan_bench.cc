@@ -116,6 +116,7 @@ int main(int argc, char** argv) {
   bench(256, 512, 256, true, repetitions);
   bench(256, 512, 0, false, repetitions);
   bench(256, 2048, 1024, false, repetitions);
+  bench(256, 2048, 1024, true, repetitions);
   bench(1024, 2048, 1024, false, std::min(repetitions, 40));
   return 0;
 }
