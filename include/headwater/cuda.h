@@ -94,7 +94,7 @@ struct RunArgs {
   cpu::Workspace workspace;             ///< device memory; two runs at the same time need two
 };
 
-/// out = softmax(scores(q, k) + mask) v for every row of the plan in force; formulas in options.h. Two launches. Throws
+/// out = softmax(scores(q, k) + mask) v for every row of the plan in force; formulas in options.h. One launch. Throws
 /// Error before anything is launched, or (device) with CUDA's words if a launch fails.
 void run(const DevicePlan& plan, const RunArgs& args, Stream stream);
 

@@ -60,6 +60,7 @@ __global__ void __launch_bounds__(kThreads, kWide<kDqk, kDvo> ? 1 : 2) attend(co
   const auto* items = p.plan.at<detail::WorkItem>(header.items);
   const int heads = header.heads_per_item;
   const int total = header.num_items * heads;
+  release_dependents();
   int work = static_cast<int>(blockIdx.x);
   while (work < total) {
     if (threadIdx.x == 0) next = static_cast<int>(gridDim.x) + atomicAdd(p.queue, 1);

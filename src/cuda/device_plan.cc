@@ -11,10 +11,12 @@
 #include "cpu/validate.h"
 #include "cuda/error.h"
 #include "cuda/launch.h"
+#include "cuda/merge.h"
 
 namespace headwater::cuda {
 namespace {
 
+constexpr std::size_t kQueueBytes = 2 * sizeof(std::int32_t);
 constexpr std::size_t kAlignment = 16;  ///< of the arrays in a blob
 
 std::size_t aligned(std::size_t bytes) {
@@ -151,14 +153,17 @@ DevicePlan::Impl::Impl(const AttentionShape& s, const Capacity& c)
       kernel(&supported_kernel(s)),
       blob_bytes(blob_bytes_of(c)),
       blob(blob_bytes),
-      queue(2 * sizeof(std::int32_t)),
+      queue(kQueueBytes),
       staging{Staging(blob_bytes), Staging(blob_bytes)} {
   const LaunchShape launch = launch_shape(*kernel);
   stages = launch.stages;
   shared_bytes = launch.shared_bytes;
   num_blocks = launch.num_blocks;
-  num_merge_blocks = launch.num_merge_blocks;
-  check(cudaMemset(queue.data, 0, 2 * sizeof(std::int32_t)), "cudaMemset");
+  early_merge = launch.early_merge;
+  const std::int64_t merge_warps = c.max_rows * s.num_qo_heads;
+  num_merge_blocks = static_cast<int>(
+      std::clamp<std::int64_t>((merge_warps + kMergeWarps - 1) / kMergeWarps, 1, launch.most_merge_blocks));
+  check(cudaMemset(queue.data, 0, kQueueBytes), "cudaMemset");
   facts.shape = s;
 }
 

@@ -41,8 +41,9 @@ struct DevicePlan::Impl {
   const AttendKernel* kernel;
   int stages = 3;
   int shared_bytes = 0;
-  int num_blocks = 0;  ///< of the attend kernel: as many as the device holds at once
+  bool early_merge = false;  ///< the device knows dependent launches (sm_90)
   int num_merge_blocks = 0;
+  int num_blocks = 0;  ///< of the attend kernel: as many as the device holds at once
   std::size_t blob_bytes = 0;
   DeviceBuffer blob;
   DeviceBuffer queue;

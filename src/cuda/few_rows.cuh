@@ -10,6 +10,7 @@
 // states take the place of the stages.
 #pragma once
 
+#include "cuda/leave.cuh"
 #include "cuda/rows.cuh"
 
 namespace headwater::cuda {
@@ -45,17 +46,18 @@ class FewRows {
     unsigned char* q = shared + sizeof(RowTile<kN>);
     unsigned char* pipeline = q + kQBytes;
     FewRows self(p, item, head, tile, q, pipeline);
+    const RowFiller<kN, kDvo> rows(p, item, head, begin, count);
     self.start();
-    fill_rows(tile, p, item, head, begin, count);
+    rows.fill(tile, p);
     __syncthreads();
-    load_q<kDqk, QLayout>(q, tile, p, head, begin);
+    load_q<kDqk, QLayout>(q, tile, p);
     commit_copies();
     wait_copies<0>();  // also the first stages: q is needed with them
     __syncthreads();
     self.loop();
     wait_copies<0>();
     __syncthreads();
-    self.leave(begin, count);
+    self.leave(count);
   }
 
  private:
@@ -73,23 +75,29 @@ class FewRows {
         mine_(pipeline + warp_ * (p.stages * kStageBytes + kWideBytes)) {
     const int tiles = (item.num_tokens + kTileKeys - 1) / kTileKeys;
     num_tiles_ = tiles > warp_ ? (tiles - warp_ + kWarps - 1) / kWarps : 0;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) pages_[i] = loader_.page_of(first_of(i));
   }
 
   [[nodiscard]] __device__ std::int32_t first_of(int i) const { return (warp_ + i * kWarps) * kTileKeys; }
 
-  /// Copies of this warp's tile i, if there is one, into its stage; the pages of tile i + 1 are looked up.
-  __device__ __forceinline__ void fetch(int i, int stage) {
+  /// Copies of this warp's tile i, if there is one, from `pages` into its stage.
+  __device__ __forceinline__ void fetch(int i, int stage, std::int32_t pages) {
     if (i < num_tiles_) {
       unsigned char* to = mine_ + stage * kStageBytes;
-      loader_.load(first_of(i), pages_, 0, to, to + kKBytes);
-      pages_ = loader_.page_of(first_of(i + 1));
+      loader_.load(first_of(i), pages, 0, to, to + kKBytes);
     }
     commit_copies();
   }
 
+  /// Fills all stages but one. pages_[0] is then that of the next tile to be copied.
   __device__ __forceinline__ void start() {
-    pages_ = loader_.page_of(first_of(0));
-    for (int i = 0; i + 1 < p_.stages; ++i) fetch(i, i);
+#pragma unroll 1
+    for (int i = 0; i + 1 < p_.stages; ++i) {
+      fetch(i, i, pages_[0]);
+      pages_[0] = pages_[1];
+      pages_[1] = pages_[2];
+    }
   }
 
   __device__ __forceinline__ void loop() {
@@ -108,7 +116,8 @@ class FewRows {
     int stage = 0;
     for (int i = 0; i < num_tiles_; ++i) {
       __syncwarp();  // the stage before this one has been read by all lanes
-      fetch(i + p_.stages - 1, stage == 0 ? p_.stages - 1 : stage - 1);
+      fetch(i + p_.stages - 1, stage == 0 ? p_.stages - 1 : stage - 1, pages_[0]);
+      pages_[0] = loader_.page_of(first_of(i + p_.stages));
       if (p_.stages == 2) {
         wait_copies<1>();
       } else {
@@ -241,10 +250,11 @@ class FewRows {
     }
   }
 
-  /// Puts the warps' states together and stores them. states_: O [warps, kN, kOPitch] | max [warps, kN] | sum.
-  __device__ __forceinline__ void leave(int begin, int count) {
-    float* maxima = states_ + kWarps * kN * kOPitch;
-    float* sums = maxima + kWarps * kN;
+  /// Puts the warps' states together and stores them. states_: O [warps, kN, kOPitch] | max [warps, kN] | sum, which
+  /// become the warps' weights.
+  __device__ __forceinline__ void leave(int count) {
+    float* weights = states_ + kWarps * kN * kOPitch;
+    float* sums = weights + kWarps * kN;
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
@@ -254,7 +264,7 @@ class FewRows {
 #pragma unroll
         for (int lanes = 4; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(0xffffffffU, sum, lanes);
         if (lane_ < 4) {
-          maxima[warp_ * kN + n] = max_[j][c];
+          weights[warp_ * kN + n] = max_[j][c];
           sums[warp_ * kN + n] = sum;
         }
         float* o = states_ + (warp_ * kN + n) * kOPitch + lane_ / 4;
@@ -266,33 +276,46 @@ class FewRows {
       }
     }
     __syncthreads();
-    const float v_scale = p_.v_scale.data == nullptr ? 1.0F : p_.v_scale.data[head_ * p_.v_scale.stride];
+    const bool partial = item_.partial_begin >= 0;
+    if (static_cast<int>(threadIdx.x) < count) weigh(static_cast<int>(threadIdx.x), partial, weights, sums);
+    __syncthreads();
     constexpr int kQuads = kDvo / 4;
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < count * kQuads; i += kThreads) {
       const int n = i / kQuads;
       const int d = i % kQuads * 4;
-      float max = minus_infinity();
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) max = fmaxf(max, maxima[w * kN + n]);
-      const float base = max == minus_infinity() ? 0.0F : max;
-      float sum = 0.0F;
       float4 o{0.0F, 0.0F, 0.0F, 0.0F};
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) {
-        const float weight = exp2_fast(maxima[w * kN + n] - base);
+        const float weight = weights[w * kN + n];
         const float4 part = *reinterpret_cast<const float4*>(states_ + (w * kN + n) * kOPitch + d);
-        sum += weight * sums[w * kN + n];
         o.x += weight * part.x;
         o.y += weight * part.y;
         o.z += weight * part.z;
         o.w += weight * part.w;
       }
-      const float factor = sum == 0.0F ? 0.0F : v_scale / sum;
-      const float lse = sum == 0.0F ? minus_infinity() : max + log2f(sum);
-      const StateWriter<kDvo> writer(p_, item_, tile_.row[n], head_, begin + n, lse, factor);
-      writer.store(d, o);
-      if (d == 0) writer.store_lse();
+      leave_o(p_, tile_, partial, n, d, o);
     }
+  }
+
+  /// Row n: from the warps' maxima and sums to the weights of their O; stores its LSE.
+  __device__ __forceinline__ void weigh(int n, bool partial, float* weights, const float* sums) const {
+    float max = minus_infinity();
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) max = fmaxf(max, weights[w * kN + n]);
+    const float base = max == minus_infinity() ? 0.0F : max;
+    float sum = 0.0F;
+    float weight[kWarps];
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      weight[w] = exp2_fast(weights[w * kN + n] - base);
+      sum += weight[w] * sums[w * kN + n];
+    }
+    float factor = sum == 0.0F ? 0.0F : 1.0F / sum;
+    leave_lse(p_, tile_, partial, kDvo, n, sum == 0.0F ? minus_infinity() : max + log2f(sum), factor);
+    if (p_.v_scale.data != nullptr) factor *= p_.v_scale.data[head_ * p_.v_scale.stride];
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) weights[w * kN + n] = weight[w] * factor;
   }
 
   const AttendParams& p_;
@@ -306,7 +329,7 @@ class FewRows {
   int warp_;
   unsigned char* mine_;
   int num_tiles_;
-  std::int32_t pages_;
+  std::int32_t pages_[3];
   float max_[kColumns][2];
   float sum_[kColumns][2];
   float o_[kBlocks][kColumns][4];

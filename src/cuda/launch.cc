@@ -90,7 +90,10 @@ LaunchShape launch_shape(const AttendKernel& kernel) {
         "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
   if (each == 0) unsupported("the kernel does not fit this device");
   shape.num_blocks = each * multiprocessors;
-  shape.num_merge_blocks = 8 * multiprocessors;
+  shape.most_merge_blocks = 8 * multiprocessors;
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  shape.early_merge = major >= 9;
   return shape;
 }
 

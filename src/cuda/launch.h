@@ -20,7 +20,8 @@ struct LaunchShape {
   int stages = 0;
   int shared_bytes = 0;
   int num_blocks = 0;
-  int num_merge_blocks = 0;
+  int most_merge_blocks = 0;
+  bool early_merge = false;
 };
 /// For the current device; also raises the kernel's limit of shared memory.
 LaunchShape launch_shape(const AttendKernel& kernel);

@@ -7,6 +7,7 @@
 // Shared memory: q [kRows, kDqk] | 2 x (K [64, kDqk] | V [64, kDvo]) | a widened tile (fp8) | RowTile.
 #pragma once
 
+#include "cuda/leave.cuh"
 #include "cuda/mma_products.cuh"
 #include "cuda/rows.cuh"
 #include "cuda/wgmma_products.cuh"
@@ -37,6 +38,8 @@ class ManyRows {
   static constexpr int kStageBytes = kKBytes + kKeys * (kDvo * T::kKvBytes + kPad);
   static constexpr int kWideKBytes = kKeys * (kDqk * 2 + kPad);
   static constexpr int kWideBytes = T::kFp8 ? kWideKBytes + kKeys * (kDvo * 2 + kPad) : 0;
+  static constexpr int kOBytes = kRows * (kDvo + 4) * 4;
+  static_assert(kOBytes <= kQBytes + kStages * kStageBytes + kWideBytes);
   static_assert(kQBytes % 1024 == 0 && kStageBytes % 1024 == 0 && kKBytes % 1024 == 0 && kWideKBytes % 1024 == 0,
                 "swizzled tiles start at multiples of 1024 bytes");
 
@@ -50,18 +53,19 @@ class ManyRows {
     unsigned char* pipeline = shared + kQBytes;
     auto& tile = *reinterpret_cast<RowTile<kRows>*>(pipeline + kStages * kStageBytes + kWideBytes);
     ManyRows self(p, item, head, tile, shared, pipeline);
+    const RowFiller<kRows, kDvo> rows(p, item, head, begin, count);
     self.fetch(0);
-    fill_rows(tile, p, item, head, begin, count);
+    rows.fill(tile, p);
     __syncthreads();
-    load_q<kDqk, typename Products::QLayout>(shared, tile, p, head, begin);
+    load_q<kDqk, typename Products::QLayout>(shared, tile, p);
     commit_copies();
     self.loop();
-    self.leave(begin, count);
+    self.leave(count);
   }
 
  private:
   __device__ __forceinline__ ManyRows(const AttendParams& p, const detail::WorkItem& item, int head,
-                                      const RowTile<kRows>& tile, const unsigned char* q, unsigned char* pipeline)
+                                      const RowTile<kRows>& tile, unsigned char* q, unsigned char* pipeline)
       : p_(p),
         item_(item),
         head_(head),
@@ -189,10 +193,12 @@ class ManyRows {
     }
   }
 
-  /// States of this warp's rows. Neighbouring lanes exchange halves, so that each stores four elements in a row.
-  __device__ __forceinline__ void leave(int begin, int count) {
+  /// States of this warp's rows, by way of shared memory (O [kRows, kDvo + 4] in place of q and the stages).
+  __device__ __forceinline__ void leave(int count) {
+    constexpr int kOPitch = kDvo + 4;
+    auto* o = reinterpret_cast<float*>(q_);
+    const bool partial = item_.partial_begin >= 0;
     const float v_scale = p_.v_scale.data == nullptr ? 1.0F : p_.v_scale.data[head_ * p_.v_scale.stride];
-    const bool odd = lane_ % 2 != 0;
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
 #pragma unroll
@@ -200,25 +206,26 @@ class ManyRows {
         float sum = sum_[m][h];
         sum += __shfl_xor_sync(0xffffffffU, sum, 1);
         sum += __shfl_xor_sync(0xffffffffU, sum, 2);
-        const float factor = sum == 0.0F ? 0.0F : v_scale / sum;
-        const float lse = sum == 0.0F ? minus_infinity() : max_[m][h] + log2f(sum);
+        float factor = sum == 0.0F ? 0.0F : 1.0F / sum;
         const int n = row_of(m, h);
-        const bool present = n < count;
-        const StateWriter<kDvo> writer(p_, item_, tile_.row[n], head_, begin + n, lse, factor);
-        if (present && lane_ % 4 == 0) writer.store_lse();
+        if (lane_ % 4 == 0 && n < count) {
+          leave_lse(p_, tile_, partial, kDvo, n, sum == 0.0F ? minus_infinity() : max_[m][h] + log2f(sum), factor);
+        }
+        factor = __shfl_sync(0xffffffffU, factor, lane_ / 4 * 4) * v_scale;
+        float* to = o + n * kOPitch + 2 * (lane_ % 4);
 #pragma unroll
-        for (int d = 0; d < kDvo / 8; d += 2) {
-          // Even lanes take block d, odd ones block d + 1: both need their neighbour's two elements of it.
-          const float x = o_[m][d][2 * h];
-          const float y = o_[m][d][2 * h + 1];
-          const float z = o_[m][d + 1][2 * h];
-          const float w = o_[m][d + 1][2 * h + 1];
-          const float from_x = __shfl_xor_sync(0xffffffffU, odd ? x : z, 1);
-          const float from_y = __shfl_xor_sync(0xffffffffU, odd ? y : w, 1);
-          const float4 o = odd ? float4{from_x, from_y, z, w} : float4{x, y, from_x, from_y};
-          if (present) writer.store((odd ? d + 1 : d) * 8 + lane_ % 4 / 2 * 4, o);
+        for (int d = 0; d < kDvo / 8; ++d) {
+          *reinterpret_cast<float2*>(to + d * 8) = {o_[m][d][2 * h] * factor, o_[m][d][2 * h + 1] * factor};
         }
       }
+    }
+    __syncthreads();
+    constexpr int kQuads = kDvo / 4;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < count * kQuads; i += kThreads) {
+      const int n = i / kQuads;
+      const int d = i % kQuads * 4;
+      leave_o(p_, tile_, partial, n, d, *reinterpret_cast<const float4*>(o + n * kOPitch + d));
     }
   }
 
@@ -226,7 +233,7 @@ class ManyRows {
   const detail::WorkItem& item_;
   int head_;
   const RowTile<kRows>& tile_;
-  const unsigned char* q_;
+  unsigned char* q_;
   unsigned char* pipeline_;
   Loader loader_;
   int lane_;

@@ -10,7 +10,8 @@ constexpr int kQuads = 2;  ///< groups of four elements that a lane holds: head_
 __device__ void write_empty(const MergeParams& p, std::int32_t row, int head, int lane) {
   float lse = minus_infinity();
   add_sink(p.out, head, lse);
-  for (int d = 4 * lane; d < p.head_dim; d += 128) store_output4(p.out, row, head, d, {0.0F, 0.0F, 0.0F, 0.0F});
+  for (int d = 4 * lane; d < p.head_dim; d += 128)
+    store_output4(p.out, row * p.out.row_stride + head * p.out.head_stride + d, {0.0F, 0.0F, 0.0F, 0.0F});
   if (lane == 0) store_lse(p.out, row, head, lse);
 }
 
@@ -55,20 +56,22 @@ __device__ void merge_row(const MergeParams& p, std::int32_t row, int head, cons
   for (int quad = 0; quad < kQuads; ++quad) {
     const int d = 4 * lane + 128 * quad;
     if (d >= p.head_dim) continue;
-    store_output4(p.out, row, head, d,
+    store_output4(p.out, row * p.out.row_stride + head * p.out.head_stride + d,
                   {o[quad].x * factor, o[quad].y * factor, o[quad].z * factor, o[quad].w * factor});
   }
   if (lane == 0) store_lse(p.out, row, head, lse);
 }
 
-__global__ void __launch_bounds__(kMergeThreads) merge_rows(const __grid_constant__ MergeParams p) {
+__global__ void __launch_bounds__(32 * kMergeWarps) merge_rows(const __grid_constant__ MergeParams p) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const Header& header = p.plan.header();
   const auto* merge_indptr = p.plan.at<std::int32_t>(header.merge_indptr);
   const int merged = header.num_merge_rows;
   const int total = (merged + header.num_empty_rows) * p.num_qo_heads;
-  const int warps = static_cast<int>(gridDim.x) * (kMergeThreads / 32);
-  for (int i = static_cast<int>(blockIdx.x) * (kMergeThreads / 32) + static_cast<int>(threadIdx.x / 32); i < total;
+  const int warps = static_cast<int>(gridDim.x) * (kMergeWarps);
+  // Every warp waits, also those without a row: this kernel must not end before the one that it may overtake.
+  wait_for_previous();
+  for (int i = static_cast<int>(blockIdx.x) * (kMergeWarps) + static_cast<int>(threadIdx.x / 32); i < total;
        i += warps) {
     const int at = i / p.num_qo_heads;
     const int head = i % p.num_qo_heads;

@@ -15,7 +15,7 @@ struct MergeParams {
   const float* partial_lse = nullptr;
 };
 
-inline constexpr int kMergeThreads = 128;
+inline constexpr int kMergeWarps = 4;  ///< of a block
 
 /// The kernel; its one argument is a MergeParams.
 const void* merge_kernel();

@@ -23,9 +23,8 @@ __device__ __forceinline__ float add_sink(const Output& out, int head, float& ls
   return factor;
 }
 
-/// Stores four neighbouring elements of O from element d on.
-__device__ __forceinline__ void store_output4(const Output& out, std::int32_t row, int head, int d, float4 o) {
-  const std::int64_t at = row * out.row_stride + head * out.head_stride + d;
+/// Stores four neighbouring elements of O at element `at` of the output.
+__device__ __forceinline__ void store_output4(const Output& out, std::int64_t at, float4 o) {
   if (out.dtype == DType::f32) {
     float* to = static_cast<float*>(out.data) + at;
     if (out.aligned) {

@@ -30,37 +30,60 @@ __device__ __forceinline__ void pack_weights(const float (&s)[kCount][4], int st
   a[3] = pack<Element>(s[2 * step + 1][2], s[2 * step + 1][3]);
 }
 
-/// What a tile's stacked rows see. Absent rows have lo = hi = 0 and row = -1.
+/// A tile's stacked rows: what they see, where their q lies and where their results go. Absent rows have lo = hi = 0
+/// and row = -1.
 template <int kSize>
 struct RowTile {
   static_assert(kSize <= kThreads);
+  std::int64_t q_offset[kSize];  ///< bytes
+  std::int64_t to[kSize];        ///< elements in the output, or in the partial states
   std::int32_t lo[kSize];
   std::int32_t hi[kSize];
   std::int32_t pos[kSize];
   std::int32_t row[kSize];
+  std::int32_t head[kSize];  ///< query head
   float slope[kSize];
 };
 
-template <int kSize>
-__device__ __forceinline__ void fill_rows(RowTile<kSize>& tile, const AttendParams& p, const detail::WorkItem& item,
-                                          int head, int begin, int count) {
-  const int n = static_cast<int>(threadIdx.x);
-  if (n >= kSize) return;
-  std::int32_t row = -1;
-  detail::RowRange range;
-  float slope = 0.0F;
-  if (n < count) {
-    const int stacked = begin + n;
-    row = p.plan.at<std::int32_t>(p.plan.header().item_rows)[item.row_begin + stacked / p.group_size];
-    range = p.plan.at<detail::RowRange>(p.plan.header().rows)[row];
-    if (p.alibi_slopes != nullptr) slope = p.alibi_slopes[head * p.group_size + stacked % p.group_size] * kLog2E;
+/// Fills the tile, a thread a row. In two steps, between which other work can hide the first one's latency.
+template <int kSize, int kDvo>
+class RowFiller {
+ public:
+  __device__ __forceinline__ RowFiller(const AttendParams& p, const detail::WorkItem& item, int head, int begin,
+                                       int count)
+      : n_(static_cast<int>(threadIdx.x)) {
+    if (n_ >= count) return;
+    const int j = (begin + n_) / p.group_size;
+    head_ = head * p.group_size + (begin + n_) - j * p.group_size;
+    row_ = p.plan.at<std::int32_t>(p.plan.header().item_rows)[item.row_begin + j];
+    slot_ = item.partial_begin < 0 ? -1 : item.partial_begin + j;
   }
-  tile.lo[n] = range.lo;
-  tile.hi[n] = range.hi;
-  tile.pos[n] = range.pos;
-  tile.row[n] = row;
-  tile.slope[n] = slope;
-}
+
+  __device__ __forceinline__ void fill(RowTile<kSize>& tile, const AttendParams& p) const {
+    if (n_ >= kSize) return;
+    detail::RowRange range;
+    float slope = 0.0F;
+    if (row_ >= 0) {
+      range = p.plan.at<detail::RowRange>(p.plan.header().rows)[row_];
+      if (p.alibi_slopes != nullptr) slope = p.alibi_slopes[head_] * kLog2E;
+    }
+    tile.q_offset[n_] = row_ * p.q_row_stride + head_ * p.q_head_stride;
+    tile.to[n_] = slot_ < 0 ? row_ * p.out.row_stride + head_ * p.out.head_stride
+                            : (std::int64_t{slot_} * p.num_qo_heads + head_) * kDvo;
+    tile.lo[n_] = range.lo;
+    tile.hi[n_] = range.hi;
+    tile.pos[n_] = range.pos;
+    tile.row[n_] = row_;
+    tile.head[n_] = head_;
+    tile.slope[n_] = slope;
+  }
+
+ private:
+  int n_;
+  std::int32_t row_ = -1;
+  std::int32_t head_ = 0;
+  std::int32_t slot_ = -1;
+};
 
 /// Bytes [0, 16) at `from` to shared memory, by elements of kElement bytes where `aligned` is false; zeros if unwanted.
 template <int kElement>
@@ -82,17 +105,30 @@ __device__ __forceinline__ void copy16(unsigned char* to, const unsigned char* f
 
 /// q of a tile's rows, [kSize, kDim]; absent rows are zero. By all threads.
 template <int kDim, class Layout, int kSize>
-__device__ __forceinline__ void load_q(unsigned char* to, const RowTile<kSize>& tile, const AttendParams& p, int head,
-                                       int begin) {
+__device__ __forceinline__ void load_q(unsigned char* to, const RowTile<kSize>& tile, const AttendParams& p) {
   constexpr int kChunks = kDim / 8;
+#pragma unroll 4
   for (int c = static_cast<int>(threadIdx.x); c < kSize * kChunks; c += kThreads) {
     const int n = c / kChunks;
     const int chunk = c % kChunks;
-    const std::int32_t row = tile.row[n];
-    const int qo_head = head * p.group_size + (begin + n) % p.group_size;
-    const unsigned char* from = p.q;
-    if (row >= 0) from += row * p.q_row_stride + qo_head * p.q_head_stride + chunk * 16;
-    copy16<2>(to + Layout::at(n, chunk), from, p.q_aligned, row >= 0);
+    const bool present = tile.row[n] >= 0;
+    const unsigned char* from = present ? p.q + tile.q_offset[n] + chunk * 16 : p.q;
+    copy16<2>(to + Layout::at(n, chunk), from, p.q_aligned, present);
+  }
+}
+
+/// Rows at, at + 1, ... of 16 tokens, of which only those in `present` are there (the others become zeros), or whose
+/// addresses are no multiples of 16. Lane first_lane + t knows token t's address. Seldom needed, so not inlined.
+template <int kElement, int kChunks, class Layout>
+__device__ __noinline__ void copy_some_rows(const unsigned char* row, int first_lane, unsigned char* to, int at,
+                                            unsigned present, bool aligned) {
+#pragma unroll 1
+  for (int c = static_cast<int>(threadIdx.x % 32); c < kChunks * kTileKeys; c += 32) {
+    const int token = c / kChunks;
+    const int chunk = c % kChunks;
+    const auto from = reinterpret_cast<const unsigned char*>(
+        __shfl_sync(0xffffffffU, reinterpret_cast<unsigned long long>(row), first_lane + token));
+    copy16<kElement>(to + Layout::at(at + token, chunk), from + chunk * 16, aligned, (present >> token & 1U) != 0);
   }
 }
 
@@ -147,23 +183,17 @@ struct KvLoader {
     if (page >= 0) row += page * page_stride + in_page * token_stride;
     const unsigned present = __ballot_sync(0xffffffffU, page >= 0);
     if (aligned && present == 0xffffffffU) {
-      copy_rows<kDqk * T::kKvBytes / 16, KLayout>(
-          row, 0, k, at, [](unsigned char* to, const unsigned char* from, int) { copy_async16(to, from); });
-      copy_rows<kDvo * T::kKvBytes / 16, VLayout>(
-          row, kTileKeys, v, at, [](unsigned char* to, const unsigned char* from, int) { copy_async16(to, from); });
+      copy_rows<kDqk * T::kKvBytes / 16, KLayout>(row, 0, k, at);
+      copy_rows<kDvo * T::kKvBytes / 16, VLayout>(row, kTileKeys, v, at);
     } else {
-      const auto one = [&](unsigned char* to, const unsigned char* from, int token) {
-        copy16<T::kKvBytes>(to, from, aligned, (present >> token & 1U) != 0);
-      };
-      copy_rows<kDqk * T::kKvBytes / 16, KLayout>(row, 0, k, at, one);
-      copy_rows<kDvo * T::kKvBytes / 16, VLayout>(row, kTileKeys, v, at, one);
+      copy_some_rows<T::kKvBytes, kDqk * T::kKvBytes / 16, KLayout>(row, 0, k, at, present, aligned);
+      copy_some_rows<T::kKvBytes, kDvo * T::kKvBytes / 16, VLayout>(row, kTileKeys, v, at, present, aligned);
     }
   }
 
  private:
-  template <int kChunks, class Layout, class Copy>
-  __device__ __forceinline__ void copy_rows(const unsigned char* row, int first_lane, unsigned char* to, int at,
-                                            Copy&& copy) const {
+  template <int kChunks, class Layout>
+  __device__ __forceinline__ void copy_rows(const unsigned char* row, int first_lane, unsigned char* to, int at) const {
     static_assert(kChunks * kTileKeys % 32 == 0);
 #pragma unroll
     for (int i = 0; i < kChunks * kTileKeys / 32; ++i) {
@@ -172,7 +202,7 @@ struct KvLoader {
       const int chunk = c % kChunks;
       const auto from = reinterpret_cast<const unsigned char*>(
           __shfl_sync(0xffffffffU, reinterpret_cast<unsigned long long>(row), first_lane + token));
-      copy(to + Layout::at(at + token, chunk), from + chunk * 16, token);
+      copy_async16(to + Layout::at(at + token, chunk), from + chunk * 16);
     }
   }
 };
@@ -243,45 +273,5 @@ __device__ __forceinline__ float scale_of(const AttendParams& p, int head) {
   if (p.k_scale.data != nullptr) scale *= p.k_scale.data[head * p.k_scale.stride];
   return p.soft_cap > 0.0F ? scale : scale * kLog2E;
 }
-
-/// Where the state of a stacked row goes: straight to the output, with the learned sink, or to a partial slot.
-template <int kDvo>
-class StateWriter {
- public:
-  /// `lse` of stacked row `stacked` of the item, in base 2; `factor` is what its O is to be multiplied by.
-  __device__ __forceinline__ StateWriter(const AttendParams& p, const detail::WorkItem& item, std::int32_t row,
-                                         int head, int stacked, float lse, float factor)
-      : p_(p), row_(row), qo_head_(head * p.group_size + stacked % p.group_size), lse_(lse), factor_(factor) {
-    if (item.partial_begin >= 0) {
-      slot_ = static_cast<std::int64_t>(item.partial_begin + stacked / p.group_size) * p.num_qo_heads + qo_head_;
-    } else {
-      factor_ *= add_sink(p.out, qo_head_, lse_);
-    }
-  }
-
-  __device__ __forceinline__ void store(int d, float4 o) const {
-    o = {o.x * factor_, o.y * factor_, o.z * factor_, o.w * factor_};
-    if (slot_ >= 0) {
-      *reinterpret_cast<float4*>(p_.partial_o + slot_ * kDvo + d) = o;
-    } else {
-      store_output4(p_.out, row_, qo_head_, d, o);
-    }
-  }
-  __device__ __forceinline__ void store_lse() const {
-    if (slot_ >= 0) {
-      p_.partial_lse[slot_] = lse_;
-    } else {
-      cuda::store_lse(p_.out, row_, qo_head_, lse_);
-    }
-  }
-
- private:
-  const AttendParams& p_;
-  std::int32_t row_;
-  int qo_head_;
-  float lse_;
-  float factor_;
-  std::int64_t slot_ = -1;
-};
 
 }  // namespace headwater::cuda

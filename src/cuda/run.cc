@@ -1,4 +1,5 @@
-// One attention call on the device: check, attend, merge. Checks are those of the CPU back end, in its words.
+// One attention call on the device: check, attend, merge. Checks are those of the CPU back
+// end, in its words.
 #include "cpu/run.h"
 
 #include <cuda_runtime.h>
@@ -123,9 +124,17 @@ void run(const DevicePlan& plan, const RunArgs& args, Stream stream) {
   merge.partial_o = attend.partial_o;
   merge.partial_lse = attend.partial_lse;
   void* merge_args[] = {&merge};
-  check(cudaLaunchKernel(merge_kernel(), dim3(static_cast<unsigned>(self.num_merge_blocks)), dim3(kMergeThreads),
-                         merge_args, 0, stream),
-        "merge_rows");
+  // Started while attend ends: what it needs of the plan is then at hand when the last state is stored.
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(self.num_merge_blocks));
+  config.blockDim = dim3(32 * kMergeWarps);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = self.early_merge ? 1 : 0;
+  check(cudaLaunchKernelExC(&config, merge_kernel(), merge_args), "merge_rows");
 }
 
 }  // namespace headwater::cuda
