@@ -306,7 +306,7 @@ void Scheduler::sort_slots(PlanData& plan) {
   for (const Draft& draft : drafts_) {
     const WorkItem& item = draft.item;
     for (std::int32_t s = 0; item.partial_begin >= 0 && s < item.num_states; ++s) {
-      std::fill_n(slot_position_.begin() + item.partial_begin + s * item.num_rows, item.num_rows,
+      std::fill_n(slot_position_.data() + item.partial_begin + std::int64_t{s} * item.num_rows, item.num_rows,
                   state_begin(draft, s));
     }
   }
