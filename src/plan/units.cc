@@ -1,6 +1,7 @@
 #include "plan/units.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "plan/rows.h"
@@ -9,6 +10,7 @@ namespace headwater::detail {
 namespace {
 
 constexpr std::int32_t kLeastPart = 128;      ///< tokens
+constexpr std::int64_t kManyWorkers = 8;      ///< from here on finer part sizes are tried
 constexpr std::size_t kExactBalance = 1'024;  ///< units up to which the makespan is worked out item by item
 
 std::size_t sz(std::int64_t n) {
@@ -223,8 +225,10 @@ std::int64_t Estimator::balance(const CostModel& cost, const PlanData& plan, con
   std::int64_t limit = std::max<std::int64_t>(1, ideal / 4);
   std::int64_t best = makespan(cost, order, limit);
   if (best > ideal + ideal / 32) {
-    for (const std::int64_t other :
-         {ideal / 2, ideal, std::numeric_limits<std::int64_t>::max() / 2, ideal / 8, ideal / 16}) {
+    // Many workers: sizes a little above a share can save a second wave of short items.
+    const std::array sizes{ideal / 2, ideal, std::numeric_limits<std::int64_t>::max() / 2, ideal / 8,
+                           ideal / 16, ideal + ideal / 8, ideal + ideal / 4, ideal + ideal / 2};
+    for (const std::int64_t other : std::span(sizes).first(workers < kManyWorkers ? 5 : sizes.size())) {
       const std::int64_t time = makespan(cost, order, std::max<std::int64_t>(1, other));
       if (time >= best - best / 50) continue;
       best = time;
