@@ -226,8 +226,14 @@ std::int64_t Estimator::balance(const CostModel& cost, const PlanData& plan, con
   std::int64_t best = makespan(cost, order, limit);
   if (best > ideal + ideal / 32) {
     // Many workers: sizes a little above a share can save a second wave of short items.
-    const std::array sizes{ideal / 2, ideal, std::numeric_limits<std::int64_t>::max() / 2, ideal / 8,
-                           ideal / 16, ideal + ideal / 8, ideal + ideal / 4, ideal + ideal / 2};
+    const std::array sizes{ideal / 2,
+                           ideal,
+                           std::numeric_limits<std::int64_t>::max() / 2,
+                           ideal / 8,
+                           ideal / 16,
+                           ideal + ideal / 8,
+                           ideal + ideal / 4,
+                           ideal + ideal / 2};
     for (const std::int64_t other : std::span(sizes).first(workers < kManyWorkers ? 5 : sizes.size())) {
       const std::int64_t time = makespan(cost, order, std::max<std::int64_t>(1, other));
       if (time >= best - best / 50) continue;
