@@ -59,7 +59,7 @@ struct PlanOptions {
 
   // Scores: s = sm_scale * k_scale * q.k; s = cap * tanh(s / cap) if cap > 0; s += slope * (k_pos - q_pos) with ALiBi.
   float sm_scale = 0.0F;         ///< 0: 1 / sqrt(head_dim_qk)
-  float logits_soft_cap = 0.0F;  ///< 0: off
+  float logits_soft_cap = 0.0F;  ///< 0: off; else 1e-30..1e30
   bool alibi = false;            ///< RunArgs::alibi_slopes will be given
   bool sinks = false;            ///< RunArgs::sinks will be given (learned sink logits)
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <sstream>
 #include <utility>
 
 #include "headwater/error.h"
@@ -13,6 +14,9 @@ namespace {
 constexpr std::int64_t kMaxPosition = std::numeric_limits<std::int32_t>::max() / 2;
 constexpr std::int32_t kMaxRows = 1 << 24;
 constexpr std::int32_t kMaxWorkers = 65'536;
+// Beyond these q.k / cap or cap * log2(e) may leave the range of fp32.
+constexpr float kMinSoftCap = 1e-30F;
+constexpr float kMaxSoftCap = 1e30F;
 
 std::string str(std::int64_t v) {
   return std::to_string(v);
@@ -230,8 +234,10 @@ void check_options(const PlanOptions& o) {
   if (!std::isfinite(o.sm_scale) || o.sm_scale < 0.0F) {
     bad_argument("sm_scale = " + std::to_string(o.sm_scale) + ", expected a finite number, at least 0");
   }
-  if (!std::isfinite(o.logits_soft_cap) || o.logits_soft_cap < 0.0F) {
-    bad_argument("logits_soft_cap = " + std::to_string(o.logits_soft_cap) + ", expected a finite number, at least 0");
+  if (o.logits_soft_cap != 0.0F && !(o.logits_soft_cap >= kMinSoftCap && o.logits_soft_cap <= kMaxSoftCap)) {
+    std::ostringstream got;
+    got << o.logits_soft_cap;
+    bad_argument("logits_soft_cap = " + got.str() + ", expected 0 (off) or 1e-30..1e30");
   }
   if (!o.causal && o.local_chunk > 0 && o.num_sink_tokens > o.local_chunk) {
     throw Error(ErrorCode::unsupported, "num_sink_tokens = " + str(o.num_sink_tokens) + " is more than local_chunk = " +

@@ -243,6 +243,21 @@ TEST_P(Attend, ScoreOptions) {
   }
 }
 
+// A cap far above the scores leaves them as they are, however far; one far below makes them all alike.
+TEST_P(Attend, SoftCapsOfAnySize) {
+  for (const float cap : {1e-30F, 0.01F, 0.5F, 50.0F, 1000.0F, 1e6F, 1.768842863e9F, 1e30F}) {
+    PlanOptions options;
+    options.logits_soft_cap = cap;
+    for (const bool invariant : {false, true}) {
+      options.batch_invariant = invariant;
+      for (const int rows : {1, 2, 16}) {  // of both kernels
+        const std::string what = "cap " + std::to_string(cap) + ", rows " + std::to_string(rows);
+        check(f32_shape(), options, requests({80, 65, 1}, 16, 0, rows), {}, {.tile_rows = 16}, what);
+      }
+    }
+  }
+}
+
 TEST_P(Attend, ScalesPerHeadWithAn8BitCache) {
   for (const int k_scales : {0, 1, 2}) {
     for (const int v_scales : {0, 1, 2}) {

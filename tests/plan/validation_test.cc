@@ -80,8 +80,10 @@ TEST(Validation, Options) {
   refused(kArgument, "num_workers = -1, expected 0..65536", [](Call& c) { c.options.num_workers = -1; });
   refused(kArgument, "sm_scale = nan, expected a finite number, at least 0",
           [](Call& c) { c.options.sm_scale = std::nanf(""); });
-  refused(kArgument, "logits_soft_cap = -1.000000, expected a finite number, at least 0",
-          [](Call& c) { c.options.logits_soft_cap = -1.0F; });
+  for (const auto& [cap, got] : {std::pair(-1.0F, "-1"), {1e-31F, "1e-31"}, {1e31F, "1e+31"}, {std::nanf(""), "nan"}}) {
+    refused(kArgument, "logits_soft_cap = " + std::string(got) + ", expected 0 (off) or 1e-30..1e30",
+            [cap](Call& c) { c.options.logits_soft_cap = cap; });
+  }
   refused(kArgument, "invariant_chunk = 100, expected a multiple of 16 in 16..1048576",
           [](Call& c) { c.options.invariant_chunk = 100; });
   refused(kArgument, "policy = 9, expected 0..4", [](Call& c) { c.options.policy = static_cast<Policy>(9); });
