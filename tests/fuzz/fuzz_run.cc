@@ -52,7 +52,7 @@ AttentionShape read_shape(Bytes& in, const Types& types) {
   shape.kv_dtype = types.kv;
   shape.out_dtype = types.out;
   shape.num_kv_heads = in.wild(1, 3);
-  shape.num_qo_heads = in.byte() % 16 == 15 ? in.wild(0, 9) : shape.num_kv_heads * in.between(1, 4);
+  shape.num_qo_heads = in.byte() % 16 == 15 ? in.wild(0, 9) : shape.num_kv_heads % (1 << 28) * in.between(1, 4);
   shape.head_dim_qk = in.byte() % 16 == 15 ? in.wild(0, 255) : 16 * in.between(1, 3);
   shape.head_dim_vo = in.byte() % 16 == 15 ? in.wild(0, 255) : shape.head_dim_qk;
   return shape;
