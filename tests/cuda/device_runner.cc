@@ -55,6 +55,10 @@ DeviceMemory::DeviceMemory(std::size_t bytes) : bytes_(bytes) {
   check(cudaMemset(allocation_, kPoison, bytes + 2 * kFence));
 }
 
+void DeviceMemory::poison() {
+  check(cudaMemset(data_, kPoison, bytes_));
+}
+
 DeviceMemory::~DeviceMemory() {
   cudaFree(allocation_);
 }
@@ -142,10 +146,19 @@ DeviceCall::DeviceCall(const AttentionShape& shape, const cpu::RunArgs& args, st
 
 DeviceCall::~DeviceCall() = default;
 
-void DeviceCall::fetch() const {
+void DeviceCall::poison_outputs() {
+  memory_->device_out->poison();
+  memory_->device_lse->poison();
+}
+
+void DeviceCall::fetch_to(const cpu::RunArgs& args) const {
   check(cudaDeviceSynchronize());
-  memory_->device_out->get(const_cast<std::byte*>(memory_->out.begin), memory_->out.size());
-  memory_->device_lse->get(const_cast<std::byte*>(memory_->lse.begin), memory_->lse.size());
+  memory_->device_out->get(args.out.data, memory_->out.size());
+  memory_->device_lse->get(args.lse.data, memory_->lse.size());
+}
+
+std::size_t DeviceCall::out_bytes() const noexcept {
+  return memory_->out.size();
 }
 
 std::string DeviceCall::complaint() const {
@@ -165,7 +178,7 @@ cpu::RunOutcome run_on_device(const Plan& plan, const cpu::RunArgs& args) {
   const DeviceCall call(data.shape, args, static_cast<std::int64_t>(data.rows.size()), device.workspace_size());
   device.upload(plan, nullptr);
   cuda::run(device, call.args(), nullptr);
-  call.fetch();
+  call.fetch_to(args);
   const std::string wrong = call.complaint();
   if (!wrong.empty()) throw std::runtime_error(wrong);
   const PlanStats& stats = device.stats();

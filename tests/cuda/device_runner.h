@@ -24,6 +24,7 @@ class DeviceMemory {
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
   void put(const void* from, std::size_t bytes);
   void get(void* to, std::size_t bytes) const;
+  void poison();
   /// Whether the fences still hold the poison.
   [[nodiscard]] bool intact() const;
 
@@ -40,8 +41,11 @@ class DeviceCall {
   ~DeviceCall();
 
   [[nodiscard]] const cuda::RunArgs& args() const noexcept { return args_; }
-  /// Copies out and lse to where the host's arguments point, after waiting for the device.
-  void fetch() const;
+  /// Poisons out and lse again.
+  void poison_outputs();
+  /// Waits for the device and copies out and lse to where `args`, with the strides of the constructor's, point.
+  void fetch_to(const cpu::RunArgs& args) const;
+  [[nodiscard]] std::size_t out_bytes() const noexcept;
   /// What is wrong with the fences; empty: nothing.
   [[nodiscard]] std::string complaint() const;
 

@@ -58,6 +58,30 @@ void random_features(Rng& rng, Scenario& s, int page_size) {
 
 }  // namespace
 
+reference::PageTables small_forest(int page_size) {
+  const int trunk = (40 + page_size - 1) / page_size;
+  const int branch = (20 + page_size - 1) / page_size;
+  std::int32_t next = 0;
+  const auto fresh = [&](std::vector<std::int32_t> pages, int count) {
+    for (int i = 0; i < count; ++i) pages.push_back(next++);
+    return pages;
+  };
+  const auto root = fresh({}, trunk);
+  const auto left = fresh(root, branch);
+  reference::PageTables tables;
+  tables.page_size = page_size;
+  const int part = (page_size + 1) / 2;
+  tables.add(fresh(left, 1), part);
+  tables.add(fresh(left, 3), page_size, 3);
+  tables.add(left, part, 2);  // ends inside the shared branch
+  const auto tail = fresh(root, 2);
+  tables.add(tail, part);
+  tables.add(tail, part);  // a duplicate
+  tables.add({}, 0);
+  tables.num_pages += 2;  // unused pages
+  return tables;
+}
+
 DeviceModel eager_model(int max_tile_rows, int chunk_tokens) {
   DeviceModel model = DeviceModel::default_cpu();
   model.memory_ps_per_kib = 1'000'000;

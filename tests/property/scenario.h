@@ -41,6 +41,10 @@ Scenario random_scenario(std::uint64_t seed, const Range& range);
 /// In words, with the page tables: what a failing test prints.
 std::string describe(const Scenario& scenario);
 
+/// Six requests: a trunk of about 40 tokens for all, a branch for three of them, tails; one duplicate, one without
+/// keys.
+reference::PageTables small_forest(int page_size);
+
 /// A cost model under which sharing always pays, with small tiles and chunks: short test inputs get cut into many
 /// pieces.
 DeviceModel eager_model(int max_tile_rows = 32, int chunk_tokens = 48);

@@ -12,32 +12,6 @@
 namespace headwater::property {
 namespace {
 
-/// Six requests: a trunk of about 40 tokens for all, a branch for three of them, tails; one duplicate, one without
-/// keys.
-reference::PageTables small_forest(int page_size) {
-  const int trunk = (40 + page_size - 1) / page_size;
-  const int branch = (20 + page_size - 1) / page_size;
-  std::int32_t next = 0;
-  const auto fresh = [&](std::vector<std::int32_t> pages, int count) {
-    for (int i = 0; i < count; ++i) pages.push_back(next++);
-    return pages;
-  };
-  const auto root = fresh({}, trunk);
-  const auto left = fresh(root, branch);
-  reference::PageTables tables;
-  tables.page_size = page_size;
-  const int part = (page_size + 1) / 2;
-  tables.add(fresh(left, 1), part);
-  tables.add(fresh(left, 3), page_size, 3);
-  tables.add(left, part, 2);  // ends inside the shared branch
-  const auto tail = fresh(root, 2);
-  tables.add(tail, part);
-  tables.add(tail, part);  // a duplicate
-  tables.add({}, 0);
-  tables.num_pages += 2;  // unused pages
-  return tables;
-}
-
 /// Runs the small forest flat and cascaded on every level; asserts which path ran.
 void check(const AttentionShape& shape, int page_size, const reference::CallOptions& options,
            const PlanOptions& plan_options = {}) {
