@@ -56,6 +56,22 @@ void summarise(const Samples& samples, int steps, ArmResult& arm) {
   arm.times_limit = median(ratios);
 }
 
+/// Holds what a step wrote against the reference. Throws Error(internal) where it is off.
+void prove(const std::string& name, const PagedForest& paged, const KvCache& cache, Step& step,
+           const BenchConfig& config, ArmResult& arm) {
+  const RowsView out = step.out();
+  const ErrorSample error =
+      compare_with_reference(config.shape, paged, cache, step.query(),
+                             {out.data, out.dtype, out.row_stride, out.head_stride}, step.lse(), config.error_rows);
+  arm.max_rel_error = error.max_rel_error;
+  arm.max_lse_error = error.max_lse_error;
+  const double bound = tolerance(config.shape);
+  if (error.max_rel_error < bound && error.max_lse_error < 0.1) return;
+  throw Error(ErrorCode::internal,
+              fmt::format("correctness proof: {} {}: max relative error {:.2e} (expected < {:.0e}), LSE off by {:.2e}",
+                          name, name_of(arm.policy), error.max_rel_error, bound, error.max_lse_error));
+}
+
 }  // namespace
 
 Interval pair_ratio(const std::vector<double>& numerator, const std::vector<double>& denominator) {
@@ -110,28 +126,19 @@ CellResult Harness::measure(const std::string& name, const PagedForest& paged, C
   cell.kv_aliased = kv.aliased();
   cell.peak_gflops = probe_.peak_gflops(shape.q_dtype, shape.kv_dtype);
 
-  // Proofs, on one and the same copy.
-  const KvCache& checked = kv.next();
+  const KvCache& checked = kv.next();  // one and the same copy for all
   for (std::size_t a = 0; a < steps.size(); ++a) {
+    ArmResult& arm = cell.arms[a];
     steps[a].poison();
     steps[a].run(checked, executor_);
-    ArmResult& arm = cell.arms[a];
     arm.bits_equal_first = steps[a].same_bits(steps.front());
-    if (config.error_rows == 0) continue;
-    const RowsView out = steps[a].out();
-    const ErrorSample error = compare_with_reference(shape, paged, checked, steps[a].query(),
-                                                     {out.data, out.dtype, out.row_stride, out.head_stride},
-                                                     steps[a].lse(), config.error_rows);
-    arm.max_rel_error = error.max_rel_error;
-    arm.max_lse_error = error.max_lse_error;
-    if (!(error.max_rel_error < tolerance(shape)) || !(error.max_lse_error < 0.1)) {
-      throw Error(
-          ErrorCode::internal,
-          fmt::format("correctness proof: {} {}: max relative error {:.2e} (expected < {:.0e}), LSE off by {:.2e}",
-                      name, name_of(arm.policy), error.max_rel_error, tolerance(shape), error.max_lse_error));
-    }
+    if (config.error_rows > 0) prove(name, paged, checked, steps[a], config, arm);
   }
+  take_samples(steps, kv, config, cell);
+  return cell;
+}
 
+void Harness::take_samples(std::vector<Step>& steps, ColdKv& kv, const BenchConfig& config, CellResult& cell) {
   for (int i = 0; i < config.warmup; ++i) {
     for (Step& step : steps) step.run(kv.next(), executor_);
   }
@@ -172,7 +179,6 @@ CellResult Harness::measure(const std::string& name, const PagedForest& paged, C
     cell.arms[a].samples_us = samples[a].us;
     cell.arms[a].speedup = pair_ratio(samples.front().us, samples[a].us);
   }
-  return cell;
 }
 
 OverheadResult Harness::overhead(const Workload& workload, const BenchConfig& requested) {

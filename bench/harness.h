@@ -93,6 +93,8 @@ struct OverheadResult {
   }
 };
 
+class Step;
+
 class Harness {
  public:
   /// `progress`, if given, is told the fraction of the current cell.
@@ -109,6 +111,8 @@ class Harness {
   [[nodiscard]] int threads() const noexcept { return executor_.num_workers(); }
 
  private:
+  void take_samples(std::vector<Step>& steps, ColdKv& kv, const BenchConfig& config, CellResult& cell);
+
   Executor& executor_;
   Isa isa_;
   MachineProbe probe_;

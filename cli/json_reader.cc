@@ -26,7 +26,7 @@ int line_of(std::string_view text, std::size_t offset, int first_line) {
 }
 
 /// Finds repeated keys (the last of two would win silently) and endless nesting while the parser runs.
-class RepeatedKeys {
+class ParseGuard {
  public:
   bool operator()(int depth, json::parse_event_t event, json& parsed) {
     too_deep_ = too_deep_ || depth > kMaxDepth;  // what is kept of it is handled by recursion
@@ -62,13 +62,13 @@ void Place::fail(std::string_view field, const std::string& message) const {
 }
 
 json parse_json(const Place& place) {
-  RepeatedKeys keys;
+  ParseGuard guard;
   try {
-    json value =
-        json::parse(place.text.begin(), place.text.end(),
-                    [&keys](int depth, json::parse_event_t event, json& parsed) { return keys(depth, event, parsed); });
-    if (keys.too_deep()) place.fail("", "expected at most 64 levels of nesting");
-    if (!keys.repeated().empty()) place.fail(keys.repeated(), "the key occurs twice in one object");
+    json value = json::parse(
+        place.text.begin(), place.text.end(),
+        [&guard](int depth, json::parse_event_t event, json& parsed) { return guard(depth, event, parsed); });
+    if (guard.too_deep()) place.fail("", "expected at most 64 levels of nesting");
+    if (!guard.repeated().empty()) place.fail(guard.repeated(), "the key occurs twice in one object");
     return value;
   } catch (const json::parse_error& e) {
     const std::size_t at = std::min<std::size_t>(e.byte == 0 ? 0 : e.byte - 1, place.text.size());

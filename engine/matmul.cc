@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/ops.h"
 #include "headwater/error.h"
 
 namespace headwater::engine {
@@ -32,12 +33,6 @@ struct Ready {
   std::unordered_map<int, dnnl::memory> arguments;
   std::string implementation;
 };
-
-std::uint16_t bf16_bits(float value) {
-  std::uint32_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
-}
 
 }  // namespace
 
@@ -205,7 +200,7 @@ bool Product::rows_agree(const void* packed, int max_rows) const {
   std::vector<float> x(room * in);
   for (float& value : x) value = normal(random);
   std::vector<std::uint16_t> x16(impl_->type == Type::bf16 ? x.size() : 0);
-  for (std::size_t i = 0; i < x16.size(); ++i) x16[i] = bf16_bits(x[i]);
+  best_ops().convert(x.data(), static_cast<int>(x16.size()), {x16.data(), DType::bf16});
   const void* input = x16.empty() ? static_cast<const void*>(x.data()) : x16.data();
 
   std::vector<float> reference(room * out);
