@@ -517,7 +517,9 @@ TEST_F(Command, GenerateReadsTheEnvironmentAndFlagsWin) {
 TEST_F(Command, GenerateStartsAgainOnceToSpinBriefly) {
   const auto spin_counts = [&](const std::string& command, const std::string& variables) {
     const std::string err =
-        run(command, "", "OMP_DISPLAY_ENV=verbose env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY " + variables).err;
+        run(command, "",
+            "OMP_DISPLAY_ENV=verbose env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY " + variables + " timeout 10")
+            .err;
     std::string counts;
     const std::string name = "GOMP_SPINCOUNT = '";
     for (std::size_t at = 0; (at = err.find(name, at)) != std::string::npos;) {
