@@ -26,7 +26,7 @@ DeviceModel model_for(const AttentionShape& shape, int multiprocessors) {
   model.item_ps = 4'000'000;
   model.item_row_ps = 100'000;
   model.partial_ps_per_kib = 15'000;
-  model.launch_ps = 2'500'000;
+  model.launch_ps = 4'500'000;
   model.max_tile_rows = wide ? 64 : 128;
   model.chunk_tokens = 1 << 20;  // row tiles of one span run side by side: no need to keep chunks in a cache
   model.dot16 = {0, 4'000 / heads, std::max(1, 320 / heads), 8, 0};

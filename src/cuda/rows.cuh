@@ -260,9 +260,12 @@ __device__ __forceinline__ void widen_rows(unsigned char* to, int at, const unsi
 __device__ __forceinline__ float score(float product, float scale, float cap, float slope, std::int32_t distance) {
   float x = product * scale;
   if (cap > 0.0F) {
-    // tanh y = 1 - 2 / (1 + e^(2 y)); exact at both ends: e^(2 y) = 0 and infinity.
+    // tanh y = 1 - 2 / (1 + e^(2 y)), exact at both ends: e^(2 y) = 0 and infinity. Near zero its absolute error, times
+    // a great cap, would be too much: there the series.
     const float y = x * __frcp_rn(cap);
-    x = cap * kLog2E * (1.0F - __fdividef(2.0F, 1.0F + exp2_fast(y * (2.0F * kLog2E))));
+    const float tanh = fabsf(y) < 0.02F ? y - y * y * y * (1.0F / 3.0F)
+                                        : 1.0F - __fdividef(2.0F, 1.0F + exp2_fast(y * (2.0F * kLog2E)));
+    x = cap * kLog2E * tanh;
   }
   return x + slope * static_cast<float>(distance);
 }

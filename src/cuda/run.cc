@@ -104,6 +104,22 @@ AttendParams params_of(const DevicePlan::Impl& plan, const RunArgs& args) {
   return p;
 }
 
+/// `early`: the kernel may start while the one before it ends, and waits for that one's memory itself.
+void launch(const void* kernel, int blocks, int threads, int shared_bytes, void* params, Stream stream, bool early,
+            const char* name) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = early ? 1 : 0;
+  check(cudaLaunchKernelExC(&config, kernel, &params), name);
+}
+
 }  // namespace
 
 void run(const DevicePlan& plan, const RunArgs& args, Stream stream) {
@@ -111,11 +127,8 @@ void run(const DevicePlan& plan, const RunArgs& args, Stream stream) {
   if (!self.uploaded) throw Error(ErrorCode::invalid_argument, "plan: nothing was uploaded, expected a plan in force");
   check_args(self.facts, args);
   AttendParams attend = params_of(self, args);
-  void* attend_args[] = {&attend};
-  check(cudaLaunchKernel(self.kernel->function, dim3(static_cast<unsigned>(self.num_blocks)),
-                         dim3(static_cast<unsigned>(self.kernel->threads)), attend_args,
-                         static_cast<std::size_t>(self.shared_bytes), stream),
-        "attend");
+  launch(self.kernel->function, self.num_blocks, self.kernel->threads, self.shared_bytes, &attend, stream, false,
+         "attend");
   MergeParams merge;
   merge.plan = attend.plan;
   merge.out = attend.out;
@@ -123,18 +136,7 @@ void run(const DevicePlan& plan, const RunArgs& args, Stream stream) {
   merge.head_dim = self.shape.head_dim_vo;
   merge.partial_o = attend.partial_o;
   merge.partial_lse = attend.partial_lse;
-  void* merge_args[] = {&merge};
-  // Started while attend ends: what it needs of the plan is then at hand when the last state is stored.
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(self.num_merge_blocks));
-  config.blockDim = dim3(32 * kMergeWarps);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = self.early_merge ? 1 : 0;
-  check(cudaLaunchKernelExC(&config, merge_kernel(), merge_args), "merge_rows");
+  launch(merge_kernel(), self.num_merge_blocks, 32 * kMergeWarps, 0, &merge, stream, self.early_merge, "merge_rows");
 }
 
 }  // namespace headwater::cuda

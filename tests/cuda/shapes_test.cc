@@ -71,6 +71,16 @@ TEST(CudaShapes, PageSizes) {
   }
 }
 
+TEST(CudaShapes, SoftCapsOfAnySize) {
+  HEADWATER_NEEDS_GPU();
+  for (const float cap : {1e-3F, 0.5F, 30.0F, 1e3F, 1e6F, 1e9F}) {
+    PlanOptions options;
+    options.logits_soft_cap = cap;
+    check({8, 2, 64, 64, DType::f16, DType::f16, DType::f32}, 16, {}, options);
+    check({64, 2, 64, 64, DType::f16, DType::f16, DType::f32}, 16, {}, options);
+  }
+}
+
 TEST(CudaShapes, Layouts) {
   HEADWATER_NEEDS_GPU();
   for (const reference::Layout layout : reference::kLayouts) {
