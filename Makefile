@@ -3,10 +3,11 @@
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CMAKE_FLAGS ?=
 BUILD := build/release
+CUDA_TESTS = $(shell grep -oE 'cuda_[a-z_]+_test' tests/cuda/CMakeLists.txt)
 CLANG_FORMAT ?= clang-format-16
 SOURCES = $(shell git ls-files '*.cc' '*.c' '*.h')
 
-.PHONY: help run build test bench format format-check lint install clean
+.PHONY: help run build test test-cuda bench format format-check lint install clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,6 +26,12 @@ build:  ## everything: library, engine, command, tests
 
 test: build  ## build and run every test
 	ctest --preset release -j $(JOBS)
+
+test-cuda:  ## build the CUDA back end (a named subset of its kernels), run its tests; without a GPU most of them skip
+	@tools/install_deps.sh build cuda
+	cmake --preset cuda -DCMAKE_CUDA_COMPILER="$$(tools/find_nvcc.sh)" $(CMAKE_FLAGS)
+	cmake --build --preset cuda -j $(JOBS) --target $(CUDA_TESTS) cuda_cells
+	ctest --preset cuda
 
 bench: build  ## the layer benchmark at its defaults
 	$(BUILD)/cli/headwater bench
