@@ -33,6 +33,9 @@ install_cuda() {
     return 1
   }
   set +f
+  # Names that an installed toolkit has: nvcc looks into lib64, CMake for libcudart.so.
+  ln -s lib "$toolkit.part/nvidia/cu13/lib64"
+  ln -s libcudart.so.13 "$toolkit.part/nvidia/cu13/lib/libcudart.so"
   mv "$toolkit.part" "$toolkit"
   if ! tools/find_nvcc.sh >/dev/null; then
     say "the nvcc in $toolkit does not run on this machine. Please install the CUDA toolkit"
