@@ -223,7 +223,8 @@ std::vector<Workload> find_workloads(std::string_view name) {
     for (int depth = 2; depth <= 6; ++depth) {
       nodes += fmt::format(",{}", 1 << (depth - 1));
       tokens += ",1024";
-      out.push_back(named(nodes + "|" + tokens, cli::parse_workload(nodes + "|" + tokens)));
+      const std::string notation = fmt::format("{}|{}", nodes, tokens);
+      out.push_back(named(notation, cli::parse_workload(notation)));
     }
   } else if (name == "flashinfer") {
     for (const int batch : {1, 16, 128}) {

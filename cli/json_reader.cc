@@ -115,8 +115,8 @@ namespace {
 /// An integer in [min, max]; `where` is the field or element it belongs to.
 template <typename Fail>
 std::int64_t checked_integer(const json& value, std::int64_t min, std::int64_t max, const Fail& fail) {
-  const bool fits = value.is_number_integer() &&
-                    !(value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX));
+  const bool fits = value.is_number_integer() && (!value.is_number_unsigned() ||
+                                                  value.get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX));
   if (!fits || value.get<std::int64_t>() < min || value.get<std::int64_t>() > max) {
     fail(fmt::format("expected an integer in [{}, {}], got {}", min, max, shown(value)));
   }
@@ -137,7 +137,8 @@ std::int64_t ObjectReader::integer_or(std::string_view key, std::int64_t min, st
 double ObjectReader::number_or(std::string_view key, double min, double max, double fallback) {
   const json* value = find(key);
   if (value == nullptr) return fallback;
-  if (!value->is_number() || !(value->get<double>() >= min && value->get<double>() <= max)) {
+  const bool fits = value->is_number() && value->get<double>() >= min && value->get<double>() <= max;
+  if (!fits) {
     fail(key, fmt::format("expected a number in [{}, {}], got {}", min, max, shown(*value)));
   }
   return value->get<double>();

@@ -14,7 +14,7 @@ namespace {
 std::string model_path(const GenerateFlags& flags) {
   if (!flags.model.empty()) return flags.model;
   const std::string folder = cache_folder();
-  const std::string path = folder + "/SmolLM2-135M-Instruct.Q4_1.gguf";
+  std::string path = folder + "/SmolLM2-135M-Instruct.Q4_1.gguf";
   std::error_code ignored;
   if (folder.empty() || !std::filesystem::exists(path, ignored)) {
     throw Error(ErrorCode::io,
@@ -30,7 +30,8 @@ std::vector<std::int32_t> Session::tokens_of(const std::string& shared, const st
   const engine::Tokenizer& tokenizer = model->tokenizer();
   if (!chat) {
     std::vector<std::int32_t> tokens;
-    if (tokenizer.add_bos() && tokenizer.bos()) tokens.push_back(*tokenizer.bos());
+    const auto bos = tokenizer.bos();
+    if (tokenizer.add_bos() && bos) tokens.push_back(*bos);
     tokenizer.encode_to(text, engine::Specials::as_text, tokens);
     return tokens;
   }

@@ -62,9 +62,11 @@ class DevicePlan {
   DevicePlan& operator=(DevicePlan&&) noexcept;
 
   /// Puts `plan` in force for what follows on `stream`: one asynchronous copy from pinned memory that this object owns.
-  /// The plan may change or go away when this returns. Waits only if the copies of the last two uploads are both still
-  /// under way. Throws Error (capacity_exceeded, naming the field; unsupported; device) and leaves the plan in force
-  /// as it was.
+  /// The plan may change or go away when this returns. Options that kernels are told when they are launched (sm_scale,
+  /// logits_soft_cap, num_sink_tokens, alibi, sinks) and page sizes must be those of the first plan: captured graphs
+  /// know no others. Waits only if the copies of the last two uploads are both still
+  /// under way. Throws Error (capacity_exceeded, naming the field; invalid_argument; unsupported; device) and leaves
+  /// the plan in force as it was.
   void upload(const Plan& plan, Stream stream);
 
   /// Bytes of workspace for any plan within the capacity: exact. Device memory, aligned to kWorkspaceAlignment.
@@ -94,7 +96,7 @@ struct RunArgs {
   cpu::Workspace workspace;             ///< device memory; two runs at the same time need two
 };
 
-/// out = softmax(scores(q, k) + mask) v for every row of the plan in force; formulas in options.h. One launch. Throws
+/// out = softmax(scores(q, k) + mask) v for every row of the plan in force; formulas in options.h. Two launches. Throws
 /// Error before anything is launched, or (device) with CUDA's words if a launch fails.
 void run(const DevicePlan& plan, const RunArgs& args, Stream stream);
 

@@ -115,6 +115,21 @@ void check_plan(const detail::PlanData& plan, const AttentionShape& shape) {
   check_supported_plan(plan.shape, plan.options, plan.page_size);
 }
 
+/// What a captured graph knows of the first plan.
+void check_same_calls(const detail::PlanData& plan, const detail::PlanData& first) {
+  const PlanOptions& a = plan.options;
+  const PlanOptions& b = first.options;
+  if (a.sm_scale != b.sm_scale || a.logits_soft_cap != b.logits_soft_cap || a.num_sink_tokens != b.num_sink_tokens ||
+      a.alibi != b.alibi || a.sinks != b.sinks) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        "plan.options: sm_scale, logits_soft_cap, num_sink_tokens, alibi or sinks differ from the first plan's");
+  }
+  if (plan.page_size != first.page_size) {
+    throw Error(ErrorCode::invalid_argument, "plan: page sizes or their number differ from the first plan's");
+  }
+}
+
 }  // namespace
 
 DeviceBuffer::DeviceBuffer(std::size_t bytes) {
@@ -192,6 +207,7 @@ void DevicePlan::upload(const Plan& plan, Stream stream) {
   const detail::PlanData& data = plan.data();
   Impl& self = *impl_;
   check_plan(data, self.shape);
+  if (self.uploaded) check_same_calls(data, self.facts);
   const std::int64_t num_page_ids = page_ids_of(data);
   check_field("max_rows", static_cast<std::int64_t>(data.rows.size()), self.capacity.max_rows);
   check_field("max_page_ids", num_page_ids, self.capacity.max_page_ids);

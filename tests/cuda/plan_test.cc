@@ -126,6 +126,21 @@ TEST(CudaPlan, BeyondTheCapacityIsRefusedByName) {
   EXPECT_NE(refused(&cuda::Capacity::max_partials).find("capacity.max_partials = "), std::string::npos);
 }
 
+TEST(CudaPlan, OtherScoresThanTheFirstPlansAreRefused) {
+  HEADWATER_NEEDS_GPU();
+  Plans plans;
+  const cuda::Capacity c = plans.both;
+  cuda::DevicePlan device(kShape, {4 * c.max_rows, 4 * c.max_page_ids, 4 * c.max_items, 4 * c.max_partials + 64});
+  device.upload(plans.flat, nullptr);
+  Planner planner(property::eager_model(128, 64));
+  PlanOptions options;
+  options.logits_soft_cap = 30.0F;
+  EXPECT_THROW(device.upload(planner.plan(kShape, plans.call.batch(), options), nullptr), Error);
+  options.logits_soft_cap = 0.0F;
+  options.window_left = 20;  // is part of the plan
+  EXPECT_NO_THROW(device.upload(planner.plan(kShape, plans.call.batch(), options), nullptr));
+}
+
 TEST(CudaPlan, RunWithoutAPlanIsRefused) {
   HEADWATER_NEEDS_GPU();
   Plans plans;
