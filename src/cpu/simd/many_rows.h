@@ -80,8 +80,8 @@ class ManyRows : RowStates<V, Arith, Kv> {
     }
     const int heads_end = view_.item.kv_head_end;
     fill(tiles_[0], view_.item.kv_head_begin, view_.item.pos_begin);
-    for (head_ = view_.item.kv_head_begin; head_ < heads_end; ++head_)
-      run_head();  // NOLINT(bugprone-infinite-loop): head_ is the condition
+    // NOLINTNEXTLINE(bugprone-infinite-loop): the condition is head_
+    for (head_ = view_.item.kv_head_begin; head_ < heads_end; ++head_) run_head();
   }
 
  private:
