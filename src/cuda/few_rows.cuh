@@ -12,6 +12,7 @@
 
 #include "cuda/leave.cuh"
 #include "cuda/rows.cuh"
+#include "cuda/work.cuh"
 
 namespace headwater::cuda {
 
@@ -43,7 +44,7 @@ class FewRows {
   }
 
   __device__ static void attend(const AttendParams& p, const detail::WorkItem& item, int head, int begin, int count,
-                                unsigned char* shared, Barriers& barriers, unsigned& phases) {
+                                unsigned char* shared, Barriers& barriers, NextWork& next, unsigned& phases) {
     unsigned char* q = shared + pipeline_bytes(p.stages);
     RowTile<kN>& tile = *reinterpret_cast<RowTile<kN>*>(q + QLayout::kBytes);
     FewRows self(p, item, head, tile, q, shared, barriers, phases);
@@ -54,8 +55,9 @@ class FewRows {
     load_q<kDqk, QLayout>(q, tile, p);
     wait_copies();
     __syncthreads();
-    self.loop();
+    self.loop(next);
     phases = self.phases_;
+    next.fetch();
     __syncthreads();
     self.leave(count);
   }
@@ -69,39 +71,32 @@ class FewRows {
         tile_(tile),
         q_(q),
         states_(reinterpret_cast<float*>(pipeline)),
-        loader_(p, item, head),
+        warp_(warp_index()),
         lane_(static_cast<int>(threadIdx.x % 32)),
-        warp_(static_cast<int>(threadIdx.x / 32)),
+        loader_(p, item, head, warp_),
         mine_(pipeline + warp_ * (p.stages * kStageBytes + kWideBytes)),
         barriers_(barriers.few[warp_]),
         phases_(phases) {
     const int tiles = (item.num_tokens + kTileKeys - 1) / kTileKeys;
     num_tiles_ = tiles > warp_ ? (tiles - warp_ + kWarps - 1) / kWarps : 0;
-#pragma unroll
-    for (int i = 0; i < 3; ++i) pages_[i] = loader_.page_of(first_of(i));
   }
 
   [[nodiscard]] __device__ std::int32_t first_of(int i) const { return (warp_ + i * kWarps) * kTileKeys; }
 
-  /// Copies of this warp's tile i, if there is one, from `pages` into its stage.
-  __device__ __forceinline__ void fetch(int i, int stage, std::int32_t pages) {
-    if (i < num_tiles_) {
-      unsigned char* to = mine_ + stage * kStageBytes;
-      loader_.load(first_of(i), pages, 0, to, to + kKBytes, barriers_[stage]);
-    }
+  /// Copies of this warp's tile i, if there is one, into its stage.
+  __device__ __forceinline__ void fetch(int i, int stage) {
+    if (i >= num_tiles_) return;
+    unsigned char* to = mine_ + stage * kStageBytes;
+    loader_.load(i, 0, to, to + kKBytes, barriers_[stage]);
   }
 
-  /// Fills all stages but one. pages_[0] is then that of the next tile to be copied.
+  /// Fills all stages but one.
   __device__ __forceinline__ void start() {
 #pragma unroll 1
-    for (int i = 0; i + 1 < p_.stages; ++i) {
-      fetch(i, i, pages_[0]);
-      pages_[0] = pages_[1];
-      pages_[1] = pages_[2];
-    }
+    for (int i = 0; i + 1 < p_.stages; ++i) fetch(i, i);
   }
 
-  __device__ __forceinline__ void loop() {
+  __device__ __forceinline__ void loop(NextWork& next) {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       max_[j][0] = max_[j][1] = minus_infinity();
@@ -115,10 +110,11 @@ class FewRows {
     }
     const float scale = scale_of(p_, head_);
     int stage = 0;
+    const int claim_at = max(0, num_tiles_ - 3);
     for (int i = 0; i < num_tiles_; ++i) {
+      if (i == claim_at) next.claim();
       __syncwarp();  // the stage before this one has been read by all lanes
-      fetch(i + p_.stages - 1, stage == 0 ? p_.stages - 1 : stage - 1, pages_[0]);
-      pages_[0] = loader_.page_of(first_of(i + p_.stages));
+      fetch(i + p_.stages - 1, stage == 0 ? p_.stages - 1 : stage - 1);
       wait(barriers_[stage], phases_ >> stage & 1U);
       phases_ ^= 1U << stage;
       unsigned char* k = mine_ + stage * kStageBytes;
@@ -321,14 +317,13 @@ class FewRows {
   const RowTile<kN>& tile_;
   const unsigned char* q_;
   float* states_;
-  Loader loader_;
-  int lane_;
   int warp_;
+  int lane_;
+  Loader loader_;
   unsigned char* mine_;
   Barrier* barriers_;  ///< of this warp's stages
   unsigned phases_;    ///< bit s: parity of the phase that stage s's barrier is in
   int num_tiles_;
-  std::int32_t pages_[3];
   float max_[kColumns][2];
   float sum_[kColumns][2];
   float o_[kBlocks][kColumns][4];

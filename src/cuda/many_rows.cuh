@@ -11,6 +11,7 @@
 #include "cuda/mma_products.cuh"
 #include "cuda/rows.cuh"
 #include "cuda/wgmma_products.cuh"
+#include "cuda/work.cuh"
 
 namespace headwater::cuda {
 
@@ -48,7 +49,7 @@ class ManyRows {
   }
 
   __device__ static void attend(const AttendParams& p, const detail::WorkItem& item, int head, int begin, int count,
-                                unsigned char* shared, Barriers& barriers, unsigned& phases) {
+                                unsigned char* shared, Barriers& barriers, NextWork& next, unsigned& phases) {
     unsigned char* pipeline = shared + kQBytes;
     auto& tile = *reinterpret_cast<RowTile<kRows>*>(pipeline + kStages * kStageBytes + kWideBytes);
     ManyRows self(p, item, head, tile, shared, pipeline, barriers, phases);
@@ -59,8 +60,9 @@ class ManyRows {
     load_q<kDqk, QLayout>(shared, tile, p);
     wait_copies();
     if constexpr (kWgmma) publish_shared();
-    self.loop();
+    self.loop(next);
     phases = self.phases_;
+    next.fetch();
     self.leave(count);
   }
 
@@ -74,25 +76,20 @@ class ManyRows {
         tile_(tile),
         q_(q),
         pipeline_(pipeline),
-        loader_(p, item, head),
+        warp_(warp_index()),
         lane_(static_cast<int>(threadIdx.x % 32)),
-        warp_(static_cast<int>(threadIdx.x / 32)),
+        loader_(p, item, head, warp_),
         barriers_(barriers.many),
-        phases_(phases) {
-    pages_ = loader_.page_of(warp_ * kTileKeys);
-  }
+        phases_(phases) {}
 
-  /// Copies of tile i, if there is one; the pages of tile i + 1 are looked up.
+  /// Copies of this warp's part of tile i, if there is one.
   __device__ __forceinline__ void fetch(int i) {
-    const std::int32_t first = i * kKeys + warp_ * kTileKeys;
-    if (i * kKeys < item_.num_tokens) {
-      unsigned char* k = pipeline_ + i % kStages * kStageBytes;
-      loader_.load(first, pages_, warp_ * kTileKeys, k, k + kKBytes, barriers_[i % kStages]);
-      pages_ = loader_.page_of(first + kKeys);
-    }
+    if (i * kKeys >= item_.num_tokens) return;
+    unsigned char* k = pipeline_ + i % kStages * kStageBytes;
+    loader_.load(i, warp_ * kTileKeys, k, k + kKBytes, barriers_[i % kStages]);
   }
 
-  __device__ __forceinline__ void loop() {
+  __device__ __forceinline__ void loop(NextWork& next) {
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
       max_[m][0] = max_[m][1] = minus_infinity();
@@ -103,6 +100,7 @@ class ManyRows {
     const float scale = scale_of(p_, head_);
     const int num_tiles = (item_.num_tokens + kKeys - 1) / kKeys;
     for (int i = 0; i < num_tiles; ++i) {
+      if (i + 1 == num_tiles) next.claim();
       wait(barriers_[i % kStages], phases_ >> (kManyPhase + i % kStages) & 1U);
       phases_ ^= 1U << (kManyPhase + i % kStages);
       unsigned char* k = pipeline_ + i % kStages * kStageBytes;
@@ -161,37 +159,45 @@ class ManyRows {
     }
   }
 
-  /// One step of the online softmax of block m. Scores times `scale` are in base 2.
+  /// One step of the online softmax of block m. Scores times `scale` are in base 2. Two rows of two chains each, side
+  /// by side: a chain alone would wait for its own results.
   __device__ __forceinline__ void soften(int m, float (&s)[kKeys / 8][4], float scale) {
+    float chain[4] = {s[0][0], s[0][1], s[0][2], s[0][3]};
+#pragma unroll
+    for (int j = 1; j < kKeys / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) chain[i] = fmaxf(chain[i], s[j][i]);
+    }
+    float base[2];
+    float factor[2];
+    float max[2] = {fmaxf(chain[0], chain[1]), fmaxf(chain[2], chain[3])};
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) max[h] = fmaxf(max[h], __shfl_xor_sync(0xffffffffU, max[h], lanes));
+    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float max = minus_infinity();
+      max[h] = fmaxf(max[h] * scale, max_[m][h]);
+      base[h] = max[h] == minus_infinity() ? 0.0F : max[h];
+      factor[h] = exp2_fast(max_[m][h] - base[h]);
+      max_[m][h] = max[h];
+    }
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) max = fmaxf(max, fmaxf(s[j][2 * h], s[j][2 * h + 1]));
-      max = fmaxf(max, __shfl_xor_sync(0xffffffffU, max, 1));
-      max = fmaxf(max, __shfl_xor_sync(0xffffffffU, max, 2));
-      max = fmaxf(max * scale, max_[m][h]);
-      const float base = max == minus_infinity() ? 0.0F : max;
-      const float factor = exp2_fast(max_[m][h] - base);
-      max_[m][h] = max;
-      float sum = 0.0F;
+    for (int j = 0; j < kKeys / 8; ++j) {
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& x = s[j][2 * h + c];
-          x = exp2_fast(x * scale - base);
-          sum += x;
-        }
+      for (int i = 0; i < 4; ++i) {
+        s[j][i] = exp2_fast(s[j][i] * scale - base[i / 2]);
+        chain[i] = j == 0 ? s[j][i] : chain[i] + s[j][i];
       }
-      sum_[m][h] = sum_[m][h] * factor + sum;
-      if (__any_sync(0xffffffffU, factor != 1.0F)) {
+    }
 #pragma unroll
-        for (int d = 0; d < kDvo / 8; ++d) {
-          o_[m][d][2 * h] *= factor;
-          o_[m][d][2 * h + 1] *= factor;
-        }
-      }
+    for (int h = 0; h < 2; ++h) sum_[m][h] = sum_[m][h] * factor[h] + (chain[2 * h] + chain[2 * h + 1]);
+    if (!__any_sync(0xffffffffU, factor[0] != 1.0F || factor[1] != 1.0F)) return;
+#pragma unroll
+    for (int d = 0; d < kDvo / 8; ++d) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o_[m][d][i] *= factor[i / 2];
     }
   }
 
@@ -232,12 +238,11 @@ class ManyRows {
   const RowTile<kRows>& tile_;
   unsigned char* q_;
   unsigned char* pipeline_;
-  Loader loader_;
-  int lane_;
   int warp_;
+  int lane_;
+  Loader loader_;
   Barrier* barriers_;  ///< of the stages
   unsigned phases_;    ///< bit kManyPhase + s: parity of the phase that stage s's barrier is in
-  std::int32_t pages_;
   float max_[kBlocks][2];
   float sum_[kBlocks][2];
   float o_[kBlocks][kDvo / 8][4];

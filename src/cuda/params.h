@@ -26,6 +26,10 @@ struct Header {
   std::int32_t num_empty_rows = 0;
 };
 
+/// A work item, of a size that copies of 16 bytes can carry.
+struct alignas(64) DeviceItem : detail::WorkItem {};
+static_assert(sizeof(DeviceItem) == 64);
+
 /// A query row of an item: where it lies, and the keys that it sees (detail::RowRange).
 struct ItemRow {
   std::int32_t row = 0;
@@ -37,7 +41,8 @@ struct ItemRow {
 /// A plan on the device. An item is for all KV heads; the work of a thread block is one of them.
 struct PlanView {
   const Header* header = nullptr;
-  const detail::WorkItem* items = nullptr;     ///< [max_items]
+  const DeviceItem* items = nullptr;           ///< [max_items], at least one place
+  std::int32_t max_items = 0;
   const ItemRow* item_rows = nullptr;          ///< rows of all items
   const std::int32_t* merge_rows = nullptr;    ///< [num_merge_rows]
   const std::int32_t* merge_indptr = nullptr;  ///< [num_merge_rows + 1]

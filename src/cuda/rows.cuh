@@ -9,9 +9,6 @@
 
 namespace headwater::cuda {
 
-inline constexpr int kThreads = 128;
-inline constexpr int kWarps = kThreads / 32;
-
 /// Weights of 16 rows x 16 keys (fragments 2 step and 2 step + 1 of a row block) as the first operand of a product.
 template <class Element, int kCount>
 __device__ __forceinline__ void pack_weights(const float (&s)[kCount][4], int step, std::uint32_t (&a)[4]) {
