@@ -49,13 +49,7 @@ class FewRows {
     RowTile<kN>& tile = *reinterpret_cast<RowTile<kN>*>(q + QLayout::kBytes);
     FewRows self(p, item, head, tile, q, shared, barriers, phases);
     const RowFiller<kN, kDvo> rows(p, item, head, begin, count);
-    self.start();
-    rows.fill(tile, p);
-    __syncthreads();
-    load_q<kDqk, QLayout>(q, tile, p);
-    wait_copies();
-    __syncthreads();
-    self.loop(next);
+    self.loop(rows, next);
     phases = self.phases_;
     next.fetch();
     __syncthreads();
@@ -63,8 +57,8 @@ class FewRows {
   }
 
  private:
-  __device__ FewRows(const AttendParams& p, const detail::WorkItem& item, int head, const RowTile<kN>& tile,
-                     const unsigned char* q, unsigned char* pipeline, Barriers& barriers, unsigned phases)
+  __device__ FewRows(const AttendParams& p, const detail::WorkItem& item, int head, RowTile<kN>& tile, unsigned char* q,
+                     unsigned char* pipeline, Barriers& barriers, unsigned phases)
       : p_(p),
         item_(item),
         head_(head),
@@ -90,13 +84,18 @@ class FewRows {
     loader_.load(i, 0, to, to + kKBytes, barriers_[stage]);
   }
 
-  /// Fills all stages but one.
-  __device__ __forceinline__ void start() {
-#pragma unroll 1
-    for (int i = 0; i + 1 < p_.stages; ++i) fetch(i, i);
-  }
-
-  __device__ __forceinline__ void loop(NextWork& next) {
+  /// q to shared memory, and this thread's fragments of it; what the loop starts from. By all warps, while the first
+  /// tiles come.
+  __device__ __forceinline__ void prepare(const RowFiller<kN, kDvo>& rows) {
+    rows.fill(tile_, p_);
+    __syncthreads();
+    load_q<kDqk, QLayout>(q_, tile_, p_);
+    wait_copies();
+    __syncthreads();
+    if constexpr (kKeepQ) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) load_q_step(s, q_kept_[s]);
+    }
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       max_[j][0] = max_[j][1] = minus_infinity();
@@ -104,21 +103,26 @@ class FewRows {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) o_[b][j][0] = o_[b][j][1] = o_[b][j][2] = o_[b][j][3] = 0.0F;
     }
-    if constexpr (kKeepQ) {
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) load_q_step(s, q_kept_[s]);
-    }
+  }
+
+  /// Copies run stages - 1 tiles ahead of the products.
+  __device__ __forceinline__ void loop(const RowFiller<kN, kDvo>& rows, NextWork& next) {
     const float scale = scale_of(p_, head_);
-    int stage = 0;
+    const int ahead = p_.stages - 1;
+#pragma unroll 1
+    for (int i = 0; i < ahead; ++i) fetch(i, i);
+    prepare(rows);
     const int claim_at = max(0, num_tiles_ - 3);
+    int stage = 0;
     for (int i = 0; i < num_tiles_; ++i) {
       if (i == claim_at) next.claim();
       __syncwarp();  // the stage before this one has been read by all lanes
-      fetch(i + p_.stages - 1, stage == 0 ? p_.stages - 1 : stage - 1);
+      fetch(i + ahead, stage == 0 ? ahead : stage - 1);
       wait(barriers_[stage], phases_ >> stage & 1U);
       phases_ ^= 1U << stage;
       unsigned char* k = mine_ + stage * kStageBytes;
       unsigned char* v = k + kKBytes;
+      stage = stage == ahead ? 0 : stage + 1;
       if constexpr (T::kFp8) {
         unsigned char* wide = mine_ + p_.stages * kStageBytes;
         widen_rows<Element, kDqk, KLayout>(wide, 0, k);
@@ -128,7 +132,6 @@ class FewRows {
         v = wide + KLayout::kBytes;
       }
       attend_tile(first_of(i), scale, k, v);
-      if (++stage == p_.stages) stage = 0;
     }
   }
 
@@ -170,9 +173,10 @@ class FewRows {
       }
     }
     const bool masked = first < item_.unmasked_begin || first + kTileKeys > item_.unmasked_end;
-    if (masked) clear_unseen<kDvo, VLayout>(v, 0, tile_, p_.num_sink_tokens, item_.pos_begin + first);
+    if (masked) [[unlikely]]
+      clear_unseen<kDvo, VLayout>(v, 0, tile_, p_.num_sink_tokens, item_.pos_begin + first);
     std::uint32_t b[kColumns][2];
-    if (masked || p_.soft_cap > 0.0F || p_.alibi_slopes != nullptr || !(scale > 0.0F)) {
+    if (masked || p_.soft_cap > 0.0F || p_.alibi_slopes != nullptr || !(scale > 0.0F)) [[unlikely]] {
       adjust(s, scale, item_.pos_begin + first + lane_ / 4, masked);
       scale = 1.0F;
     }
@@ -314,8 +318,8 @@ class FewRows {
   const AttendParams& p_;
   const detail::WorkItem& item_;
   int head_;
-  const RowTile<kN>& tile_;
-  const unsigned char* q_;
+  RowTile<kN>& tile_;
+  unsigned char* q_;
   float* states_;
   int warp_;
   int lane_;

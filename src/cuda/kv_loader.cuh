@@ -22,7 +22,7 @@ __device__ __forceinline__ int warp_index() {
 /// Bytes [0, 16) at `from` to shared memory, by elements of kElement bytes where `aligned` is false; zeros if unwanted.
 template <int kElement>
 __device__ __forceinline__ void copy16(unsigned char* to, const unsigned char* from, bool aligned, bool wanted) {
-  if (aligned) {
+  if (aligned) [[likely]] {
     copy_async16(to, from, wanted);
     return;
   }
@@ -85,10 +85,19 @@ class KvLoader {
 
   /// Starts the copies of chunk j to rows from `at` on of the tiles k and v.
   __device__ __forceinline__ void load(int j, int at, unsigned char* k, unsigned char* v, Barrier& barrier) {
-    if (bulk()) {
-      load_boxes(j, at, k, v, barrier);
+    if constexpr (kBulk) {
+      if (bulk_) [[likely]] {
+        load_boxes(j, at, k, v, barrier);
+        return;
+      }
+    }
+    const std::int32_t page = pages_;
+    pages_ = pages_of_chunk(j + 1);
+    const std::int32_t in_page = (first_token_ + first_of(j) + lane_ % kTileKeys) & ((1 << page_shift_) - 1);
+    if constexpr (kBulk) {
+      load_rows_apart(p_, view_, head_, in_page, page, at, k, v, barrier);
     } else {
-      load_rows(j, at, k, v, barrier);
+      load_rows(p_, view_, head_, in_page, page, at, k, v, barrier);
     }
   }
 
@@ -121,17 +130,19 @@ class KvLoader {
   __device__ __forceinline__ void load_boxes(int j, int at, unsigned char* k, unsigned char* v, Barrier& barrier) {
     const bool halves = page_shift_ == 3;
     const int in_batch = halves ? j % 16 : j % 32;
-    if (in_batch == 0 && j > 0) {
+    if (in_batch == 0 && j > 0) [[unlikely]] {
       pages_ = next_pages_;
       next_pages_ = pages_of_batch(halves ? j / 16 + 1 : j / 32 + 1);
     }
-    const std::int32_t page = __shfl_sync(0xffffffffU, pages_, halves ? 2 * in_batch : in_batch);
-    const std::int32_t second = __shfl_sync(0xffffffffU, pages_, 2 * in_batch + 1);
+    const std::int32_t pages[2] = {__shfl_sync(0xffffffffU, pages_, halves ? 2 * in_batch : in_batch),
+                                   __shfl_sync(0xffffffffU, pages_, 2 * in_batch + 1)};
     if (elect_lane()) {
       arrive_expecting(barrier, kTileKeys * (kDqk + kDvo) * T::kKvBytes);
       const std::int32_t in_page = (first_token_ + first_of(j)) & ((1 << page_shift_) - 1);
-      copy_boxes(at, k, v, in_page, page, barrier);
-      if (halves) copy_boxes(at + 8, k, v, 0, second, barrier);
+#pragma unroll 1
+      for (int half = 0; half <= (halves ? 1 : 0); ++half) {
+        copy_boxes(at + 8 * half, k, v, in_page, half == 0 ? pages[0] : pages[1], barrier);
+      }
     }
     __syncwarp();
   }
@@ -150,27 +161,33 @@ class KvLoader {
 
   /// Lanes 0-15 know where the tokens' K rows lie, lanes 16-31 their V rows; for each 16 bytes a lane asks the one that
   /// knows.
-  __device__ __forceinline__ void load_rows(int j, int at, unsigned char* k, unsigned char* v, Barrier& barrier) {
-    const CacheView& cache = p_.kv[view_];
-    const PagedBytes& side = lane_ < kTileKeys ? cache.k : cache.v;
-    const bool there = pages_ >= 0 && pages_ < cache.num_pages;
-    const unsigned char* row = side.data + head_ * side.head_stride;
-    const std::int32_t in_page = (first_token_ + first_of(j) + lane_ % kTileKeys) & ((1 << page_shift_) - 1);
-    if (there) row += pages_ * side.page_stride + in_page * side.token_stride;
-    pages_ = pages_of_chunk(j + 1);
+  __device__ __forceinline__ static void load_rows(const AttendParams& p, int view, int head, std::int32_t in_page,
+                                                   std::int32_t page, int at, unsigned char* k, unsigned char* v,
+                                                   Barrier& barrier) {
+    const CacheView& cache = p.kv[view];
+    const PagedBytes& side = threadIdx.x % 32 < kTileKeys ? cache.k : cache.v;
+    const bool there = page >= 0 && page < cache.num_pages;
+    const unsigned char* row = side.data + head * side.head_stride;
+    if (there) row += page * side.page_stride + in_page * side.token_stride;
     const unsigned present = __ballot_sync(0xffffffffU, there);
     copy_rows<T::kKvBytes, kDqk * T::kKvBytes / 16, KLayout>(row, 0, k, at, present, cache.aligned);
     copy_rows<T::kKvBytes, kDvo * T::kKvBytes / 16, VLayout>(row, kTileKeys, v, at, present, cache.aligned);
     if constexpr (kBulk) {
-      // The seldom way: kept short rather than fast.
       wait_copies();
       __syncwarp();
-      if (lane_ == 0) arrive(barrier);
+      if (threadIdx.x % 32 == 0) arrive(barrier);
     } else if (cache.aligned) {
       arrive_after_copies(barrier);
     } else {
       arrive(barrier);
     }
+  }
+
+  /// The seldom way where bulk copies are the usual one: its instructions are kept out of the others' way.
+  __device__ __noinline__ static void load_rows_apart(const AttendParams& p, int view, int head, std::int32_t in_page,
+                                                      std::int32_t page, int at, unsigned char* k, unsigned char* v,
+                                                      Barrier& barrier) {
+    load_rows(p, view, head, in_page, page, at, k, v, barrier);
   }
 
   const AttendParams& p_;

@@ -54,21 +54,19 @@ class ManyRows {
     auto& tile = *reinterpret_cast<RowTile<kRows>*>(pipeline + kStages * kStageBytes + kWideBytes);
     ManyRows self(p, item, head, tile, shared, pipeline, barriers, phases);
     const RowFiller<kRows, kDvo> rows(p, item, head, begin, count);
-    self.fetch(0);
-    rows.fill(tile, p);
-    __syncthreads();
-    load_q<kDqk, QLayout>(shared, tile, p);
-    wait_copies();
-    if constexpr (kWgmma) publish_shared();
-    self.loop(next);
+    self.loop(rows, next);
     phases = self.phases_;
     next.fetch();
-    self.leave(count);
+    if (item.partial_begin >= 0) {
+      self.template leave<true>(count);
+    } else {
+      self.template leave<false>(count);
+    }
   }
 
  private:
   __device__ __forceinline__ ManyRows(const AttendParams& p, const detail::WorkItem& item, int head,
-                                      const RowTile<kRows>& tile, unsigned char* q, unsigned char* pipeline,
+                                      RowTile<kRows>& tile, unsigned char* q, unsigned char* pipeline,
                                       Barriers& barriers, unsigned phases)
       : p_(p),
         item_(item),
@@ -89,7 +87,14 @@ class ManyRows {
     loader_.load(i, warp_ * kTileKeys, k, k + kKBytes, barriers_[i % kStages]);
   }
 
-  __device__ __forceinline__ void loop(NextWork& next) {
+  /// q to shared memory, and what the loop starts from. By all warps, while the first tile comes.
+  __device__ __forceinline__ void prepare(const RowFiller<kRows, kDvo>& rows) {
+    rows.fill(tile_, p_);
+    __syncthreads();
+    load_q<kDqk, QLayout>(q_, tile_, p_);
+    wait_copies();
+    if constexpr (kWgmma) publish_shared();
+    __syncthreads();
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
       max_[m][0] = max_[m][1] = minus_infinity();
@@ -97,18 +102,25 @@ class ManyRows {
 #pragma unroll
       for (int d = 0; d < kDvo / 8; ++d) o_[m][d][0] = o_[m][d][1] = o_[m][d][2] = o_[m][d][3] = 0.0F;
     }
+  }
+
+  __device__ __forceinline__ void loop(const RowFiller<kRows, kDvo>& rows, NextWork& next) {
     const float scale = scale_of(p_, head_);
     const int num_tiles = (item_.num_tokens + kKeys - 1) / kKeys;
+    fetch(0);
+    prepare(rows);
     for (int i = 0; i < num_tiles; ++i) {
       if (i + 1 == num_tiles) next.claim();
-      wait(barriers_[i % kStages], phases_ >> (kManyPhase + i % kStages) & 1U);
-      phases_ ^= 1U << (kManyPhase + i % kStages);
-      unsigned char* k = pipeline_ + i % kStages * kStageBytes;
+      if (i > 0) __syncthreads();  // all warps are through with tile i - 1
+      fetch(i + 1);
+      const int stage = i % kStages;
+      wait(barriers_[stage], phases_ >> (kManyPhase + stage) & 1U);
+      phases_ ^= 1U << (kManyPhase + stage);
+      unsigned char* k = pipeline_ + stage * kStageBytes;
       unsigned char* v = k + kKBytes;
       const std::int32_t mine = warp_ * kTileKeys;
       const std::int32_t first = i * kKeys;
       if constexpr (T::kFp8) {
-        __syncthreads();  // all warps are through with the widened tile i - 1
         unsigned char* wide = pipeline_ + kStages * kStageBytes;
         widen_rows<Element, kDqk, KLayout>(wide, mine, k);
         widen_rows<Element, kDvo, VLayout>(wide + KLayout::kBytes, mine, v);
@@ -116,19 +128,20 @@ class ManyRows {
         v = wide + KLayout::kBytes;
       }
       const bool masked = first < item_.unmasked_begin || first + kKeys > item_.unmasked_end;
-      if (masked) {
+      if (masked) [[unlikely]] {
         __syncwarp();
         clear_unseen<kDvo, VLayout>(v, mine, tile_, p_.num_sink_tokens, item_.pos_begin + first + mine);
       }
-      if (kWgmma && (masked || T::kFp8 || !loader_.bulk())) publish_shared();
-      __syncthreads();  // tile i is there, and all warps are through with tile i - 1
+      if (masked || T::kFp8 || !loader_.bulk()) [[unlikely]] {
+        if constexpr (kWgmma) publish_shared();
+        __syncthreads();  // all warps have written
+      }
       const bool plain = !masked && p_.soft_cap <= 0.0F && p_.alibi_slopes == nullptr && scale > 0.0F;
-      Products::attend(
-          q_, k, v, o_, [&] { fetch(i + 1); },
-          [&](int m, float(&s)[kKeys / 8][4]) {
-            if (!plain) adjust(m, s, scale, first, masked);
-            soften(m, s, plain ? scale : 1.0F);
-          });
+      Products::attend(q_, k, v, o_, [&](int m, float(&s)[kKeys / 8][4]) {
+        if (!plain) [[unlikely]]
+          adjust(m, s, scale, first, masked);
+        soften(m, s, plain ? scale : 1.0F);
+      });
     }
   }
 
@@ -202,8 +215,8 @@ class ManyRows {
   }
 
   /// Stores the states of this warp's rows.
+  template <bool kPartial>
   __device__ __forceinline__ void leave(int count) {
-    const bool partial = item_.partial_begin >= 0;
     const float v_scale = p_.v_scale.data == nullptr ? 1.0F : p_.v_scale.data[head_ * p_.v_scale.stride];
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
@@ -215,12 +228,12 @@ class ManyRows {
         float factor = sum == 0.0F ? 0.0F : 1.0F / sum;
         const int n = row_of(m, h);
         if (lane_ % 4 == 0 && n < count) {
-          leave_lse(p_, tile_, partial, kDvo, n, sum == 0.0F ? minus_infinity() : max_[m][h] + log2f(sum), factor);
+          leave_lse(p_, tile_, kPartial, kDvo, n, sum == 0.0F ? minus_infinity() : max_[m][h] + log2f(sum), factor);
         }
         factor = __shfl_sync(0xffffffffU, factor, lane_ / 4 * 4) * v_scale;
         if (n >= count) continue;
         const auto value = [&](int d) { return float2{o_[m][d][2 * h] * factor, o_[m][d][2 * h + 1] * factor}; };
-        if (partial) {
+        if constexpr (kPartial) {
           float* to = p_.partial_o + tile_.to[n] + 2 * (lane_ % 4);
 #pragma unroll
           for (int d = 0; d < kDvo / 8; ++d) *reinterpret_cast<float2*>(to + d * 8) = value(d);
@@ -235,7 +248,7 @@ class ManyRows {
   const AttendParams& p_;
   const detail::WorkItem& item_;
   int head_;
-  const RowTile<kRows>& tile_;
+  RowTile<kRows>& tile_;
   unsigned char* q_;
   unsigned char* pipeline_;
   int warp_;

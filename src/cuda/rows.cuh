@@ -71,13 +71,19 @@ class RowFiller {
 template <int kDim, class Layout, int kSize>
 __device__ __forceinline__ void load_q(unsigned char* to, const RowTile<kSize>& tile, const AttendParams& p) {
   constexpr int kChunks = kDim / 8;
-#pragma unroll 4
-  for (int c = static_cast<int>(threadIdx.x); c < kSize * kChunks; c += kThreads) {
+  const auto load = [&](int c, bool aligned) {
     const int n = c / kChunks;
     const int chunk = c % kChunks;
     const bool present = tile.row[n] >= 0;
-    const unsigned char* from = present ? p.q + tile.q_offset[n] + chunk * 16 : p.q;
-    copy16<2>(to + Layout::at(n, chunk), from, p.q_aligned, present);
+    copy16<2>(to + Layout::at(n, chunk), present ? p.q + tile.q_offset[n] + chunk * 16 : p.q, aligned, present);
+  };
+  const int first = static_cast<int>(threadIdx.x);
+  if (p.q_aligned) [[likely]] {
+#pragma unroll(kSize <= 32 ? 1 : 4)
+    for (int c = first; c < kSize * kChunks; c += kThreads) load(c, true);
+  } else {
+#pragma unroll 1
+    for (int c = first; c < kSize * kChunks; c += kThreads) load(c, false);
   }
 }
 
