@@ -32,6 +32,8 @@ struct DeviceModel {
   std::int64_t launch_ps = 4'000'000;        ///< fixed cost of a run; a merge phase costs another
   std::int32_t max_tile_rows = 128;          ///< stacked rows (rows x group_size) of a work item
   std::int32_t chunk_tokens = 1'024;         ///< tokens of an item where several row tiles read one span in turn
+  std::int32_t part_tokens = 1;              ///< parts of a span are cut at multiples of this (and of pages)
+  bool overlaps = false;                     ///< products go on while KV comes: the longer counts, not the sum
   ComputeModel dot16;                        ///< products on 16-bit operands (bf16 dot instructions)
   ComputeModel fma32{5'500, 11'000, 4'660, 16, 12};  ///< products in fp32, KV converted on load
 

@@ -13,26 +13,23 @@ namespace headwater::cuda {
 /// Tiles that a head size leaves registers for.
 template <int kDqk, int kDvo>
 inline constexpr bool kWide = kDqk > 128 || kDvo > 128;
+/// Stacked rows of the largest tile.
+template <int kDqk, int kDvo>
+inline constexpr int kTileRows = kWide<kDqk, kDvo> ? 64 : 128;
 
 /// Shared memory behind the tiles.
 struct BlockState {
   Barriers barriers;
   Work work;
 };
-inline constexpr int kStateBytes = 320;
+inline constexpr int kStateBytes = 512;
 static_assert(sizeof(BlockState) <= kStateBytes);
 
 template <class T, int kDqk, int kDvo>
 __host__ __device__ constexpr int shared_bytes(int stages) {
-  int bytes = FewRows<T, kDqk, kDvo, 16>::shared_bytes(stages);
-  if constexpr (kWide<kDqk, kDvo>) {
-    const int many = ManyRows<T, kDqk, kDvo, 64>::shared_bytes();
-    return (many > bytes ? many : bytes) + kStateBytes;
-  } else {
-    bytes = FewRows<T, kDqk, kDvo, 32>::shared_bytes(stages);
-    const int many = ManyRows<T, kDqk, kDvo, 128>::shared_bytes();
-    return (many > bytes ? many : bytes) + kStateBytes;
-  }
+  const int few = FewRows<T, kDqk, kDvo, 16>::shared_bytes(stages);
+  const int many = ManyRows<T, kDqk, kDvo, kTileRows<kDqk, kDvo>>::shared_bytes();
+  return (many > few ? many : few) + kStateBytes;
 }
 
 /// `arrivals` of each warp.
@@ -46,7 +43,7 @@ __device__ __forceinline__ void init_barriers(Barriers& barriers, int arrivals) 
 
 /// Attention of stacked rows [begin, begin + count) of an item.
 template <class T, int kDqk, int kDvo>
-__device__ __forceinline__ void attend_tile(const AttendParams& p, const detail::WorkItem& item, int head, int begin,
+__device__ __forceinline__ void attend_tile(const AttendParams& p, const DeviceItem& item, int head, int begin,
                                             int count, unsigned char* shared, BlockState& state, NextWork& next,
                                             unsigned& phases) {
   const auto run = [&](auto kernel) {
@@ -56,21 +53,17 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const detail:
     run(std::type_identity<FewRows<T, kDqk, kDvo, 8>>());
   } else if (count <= 16) {
     run(std::type_identity<FewRows<T, kDqk, kDvo, 16>>());
-  } else if constexpr (kWide<kDqk, kDvo>) {
-    run(std::type_identity<ManyRows<T, kDqk, kDvo, 64>>());
-  } else if (count <= 32) {
-    run(std::type_identity<FewRows<T, kDqk, kDvo, 32>>());
-  } else if (count <= 64) {
+  } else if (kWide<kDqk, kDvo> || count <= 64) {
     run(std::type_identity<ManyRows<T, kDqk, kDvo, 64>>());
   } else {
-    run(std::type_identity<ManyRows<T, kDqk, kDvo, 128>>());
+    run(std::type_identity<ManyRows<T, kDqk, kDvo, kTileRows<kDqk, kDvo>>>());
   }
 }
 
 template <class T, int kDqk, int kDvo>
 __global__ void __launch_bounds__(kThreads, kWide<kDqk, kDvo> ? 1 : 2) attend(const __grid_constant__ AttendParams p) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  constexpr int kTile = kWide<kDqk, kDvo> ? 64 : 128;
+  constexpr int kTile = kTileRows<kDqk, kDvo>;
   auto& state = *reinterpret_cast<BlockState*>(shared + shared_bytes<T, kDqk, kDvo>(p.stages) - kStateBytes);
   int piece = static_cast<int>(blockIdx.x);
   fetch_item(p, piece, state.work.items[0]);
@@ -81,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, kWide<kDqk, kDvo> ? 1 : 2) attend(co
   __syncthreads();
   unsigned phases = 0;
   for (int slot = 0; piece < total; slot = 1 - slot) {
-    const detail::WorkItem& item = state.work.items[slot];
+    const DeviceItem& item = state.work.items[slot];
     const int head = piece % p.num_kv_heads;
     const int stacked = item.num_rows * p.group_size;
     for (int begin = 0; begin < stacked; begin += kTile) {

@@ -18,18 +18,19 @@ DeviceModel model_for(const AttentionShape& shape, int multiprocessors) {
   DeviceModel model;
   model.num_workers = std::max(1, blocks / heads);
   model.has_dot16 = true;
-  model.memory_ps_per_kib = 225;
+  model.overlaps = true;
+  model.memory_ps_per_kib = 250;
   model.worker_ps_per_kib = 14'000 / heads;
-  model.cache_ps_per_kib =
-      215;  // a block is bound by its own pipeline: measured, L2 serves flat decoding hardly faster
+  model.cache_ps_per_kib = 105;
   model.cache_bytes = 40LL << 20;
-  model.item_ps = 4'000'000;
-  model.item_row_ps = 100'000;
-  model.partial_ps_per_kib = 15'000;
+  model.item_ps = 3'500'000;
+  model.item_row_ps = 150'000;
+  model.partial_ps_per_kib = 26'000;
   model.launch_ps = 4'500'000;
   model.max_tile_rows = wide ? 64 : 128;
   model.chunk_tokens = 1 << 20;  // row tiles of one span run side by side: no need to keep chunks in a cache
-  model.dot16 = {0, 4'000 / heads, std::max(1, 320 / heads), 8, 0};
+  model.part_tokens = 64;        // a round of all warps' tiles: what is left over is masked
+  model.dot16 = {0, 4'800 / heads, std::max(1, 2'200 / heads / 8), 64, 16};
   model.fma32 = model.dot16;
   return model;
 }

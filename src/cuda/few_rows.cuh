@@ -1,4 +1,4 @@
-// Attention of few stacked rows (8, 16 or 32): the decode case. Operands are swapped, S^T = K Q^T and O^T = V^T P^T, so
+// Attention of few stacked rows (8 or 16): the decode case. Operands are swapped, S^T = K Q^T and O^T = V^T P^T, so
 // that query rows lie on the narrow side (8) of the matrix instruction and little of it is padding.
 //
 // The four warps work on 16-key tiles in turn, each with its own pipeline of copies and its own softmax: no barrier of
@@ -43,7 +43,7 @@ class FewRows {
     return pipeline_bytes(stages) + QLayout::kBytes + static_cast<int>(sizeof(RowTile<kN>));
   }
 
-  __device__ static void attend(const AttendParams& p, const detail::WorkItem& item, int head, int begin, int count,
+  __device__ static void attend(const AttendParams& p, const DeviceItem& item, int head, int begin, int count,
                                 unsigned char* shared, Barriers& barriers, NextWork& next, unsigned& phases) {
     unsigned char* q = shared + pipeline_bytes(p.stages);
     RowTile<kN>& tile = *reinterpret_cast<RowTile<kN>*>(q + QLayout::kBytes);
@@ -57,7 +57,7 @@ class FewRows {
   }
 
  private:
-  __device__ FewRows(const AttendParams& p, const detail::WorkItem& item, int head, RowTile<kN>& tile, unsigned char* q,
+  __device__ FewRows(const AttendParams& p, const DeviceItem& item, int head, RowTile<kN>& tile, unsigned char* q,
                      unsigned char* pipeline, Barriers& barriers, unsigned phases)
       : p_(p),
         item_(item),
@@ -176,10 +176,12 @@ class FewRows {
     if (masked) [[unlikely]]
       clear_unseen<kDvo, VLayout>(v, 0, tile_, p_.num_sink_tokens, item_.pos_begin + first);
     std::uint32_t b[kColumns][2];
-    if (masked || p_.soft_cap > 0.0F || p_.alibi_slopes != nullptr || !(scale > 0.0F)) [[unlikely]] {
-      adjust(s, scale, item_.pos_begin + first + lane_ / 4, masked);
+    if (p_.soft_cap > 0.0F || p_.alibi_slopes != nullptr || !(scale > 0.0F)) [[unlikely]] {
+      adjust(s, scale, item_.pos_begin + first + lane_ / 4);
       scale = 1.0F;
     }
+    if (masked) [[unlikely]]
+      mask(s, item_.pos_begin + first + lane_ / 4);
     soften(s, scale, b);
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
@@ -190,21 +192,28 @@ class FewRows {
     }
   }
 
-  /// Cap, ALiBi and mask, seldom needed: out of the way of the plain path. Leaves scores in base 2. This thread holds
-  /// keys `pos` and pos + 8 of columns 8 j + 2 (lane % 4) + {0, 1}.
-  __device__ __forceinline__ void adjust(float (&s)[kColumns][4], float scale, std::int32_t pos, bool masked) {
+  /// Cap and ALiBi, seldom needed: out of the way of the plain path. Leaves scores in base 2. This thread holds keys
+  /// `pos` and pos + 8 of columns 8 j + 2 (lane % 4) + {0, 1}.
+  __device__ __forceinline__ void adjust(float (&s)[kColumns][4], float scale, std::int32_t pos) {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int n = 8 * j + 2 * (lane_ % 4) + c;
-        const std::int32_t hi = min(tile_.hi[n], item_.pos_begin + item_.num_tokens);
+      for (int i = 0; i < 4; ++i) {
+        const int n = 8 * j + 2 * (lane_ % 4) + i % 2;
+        s[j][i] = score(s[j][i], scale, p_.soft_cap, tile_.slope[n], pos + i / 2 * 8 - tile_.pos[n]);
+      }
+    }
+  }
+
+  /// Hides keys that a row does not see, or that lie past the item.
+  __device__ __forceinline__ void mask(float (&s)[kColumns][4], std::int32_t pos) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          float& x = s[j][2 * h + c];
-          x = score(x, scale, p_.soft_cap, tile_.slope[n], pos + 8 * h - tile_.pos[n]);
-          if (masked && !sees(tile_.lo[n], hi, p_.num_sink_tokens, pos + 8 * h)) x = minus_infinity();
-        }
+    for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int n = 8 * j + 2 * (lane_ % 4) + i % 2;
+        const std::int32_t hi = min(tile_.hi[n], item_.pos_begin + item_.num_tokens);
+        if (!sees(tile_.lo[n], hi, p_.num_sink_tokens, pos + i / 2 * 8)) s[j][i] = minus_infinity();
       }
     }
   }
@@ -316,7 +325,7 @@ class FewRows {
   }
 
   const AttendParams& p_;
-  const detail::WorkItem& item_;
+  const DeviceItem& item_;
   int head_;
   RowTile<kN>& tile_;
   unsigned char* q_;

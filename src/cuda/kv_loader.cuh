@@ -64,8 +64,9 @@ class KvLoader {
   /// Arrivals of a warp at a chunk's barrier.
   static constexpr int kArrivals = kBulk ? 1 : 32;
 
-  __device__ __forceinline__ KvLoader(const AttendParams& p, const detail::WorkItem& item, int head, int warp)
+  __device__ __forceinline__ KvLoader(const AttendParams& p, const DeviceItem& item, int head, int warp)
       : p_(p),
+        item_(item),
         page_ids_(p.plan.page_ids + item.page_begin),
         first_token_(item.first_token),
         num_tokens_(item.num_tokens),
@@ -104,6 +105,8 @@ class KvLoader {
  private:
   static constexpr int kKBoxes = T::kFp8 ? 1 : kDqk / 64;
   static constexpr int kVBoxes = T::kFp8 ? 1 : kDvo / 64;
+  /// Chunks of each warp whose pages of 16 tokens or more are among the item's first.
+  static constexpr int kEarlyChunks = (kFirstPages - 1) / kWarps;
 
   [[nodiscard]] __device__ __forceinline__ std::int32_t first_of(int j) const {
     return (j * kWarps + warp_) * kTileKeys;
@@ -134,14 +137,21 @@ class KvLoader {
       pages_ = next_pages_;
       next_pages_ = pages_of_batch(halves ? j / 16 + 1 : j / 32 + 1);
     }
-    const std::int32_t pages[2] = {__shfl_sync(0xffffffffU, pages_, halves ? 2 * in_batch : in_batch),
-                                   __shfl_sync(0xffffffffU, pages_, 2 * in_batch + 1)};
+    std::int32_t page;
+    std::int32_t second = -1;
+    const std::int32_t at_page = (first_token_ + first_of(j)) >> page_shift_;
+    if (j < kEarlyChunks && !halves) {
+      page = first_of(j) < num_tokens_ ? item_.first_pages[at_page] : -1;
+    } else {
+      page = __shfl_sync(0xffffffffU, pages_, halves ? 2 * in_batch : in_batch);
+      second = __shfl_sync(0xffffffffU, pages_, 2 * in_batch + 1);
+    }
     if (elect_lane()) {
       arrive_expecting(barrier, kTileKeys * (kDqk + kDvo) * T::kKvBytes);
       const std::int32_t in_page = (first_token_ + first_of(j)) & ((1 << page_shift_) - 1);
 #pragma unroll 1
       for (int half = 0; half <= (halves ? 1 : 0); ++half) {
-        copy_boxes(at + 8 * half, k, v, in_page, half == 0 ? pages[0] : pages[1], barrier);
+        copy_boxes(at + 8 * half, k, v, in_page, half == 0 ? page : second, barrier);
       }
     }
     __syncwarp();
@@ -191,6 +201,7 @@ class KvLoader {
   }
 
   const AttendParams& p_;
+  const DeviceItem& item_;
   const std::int32_t* page_ids_;
   std::int32_t first_token_;
   std::int32_t num_tokens_;

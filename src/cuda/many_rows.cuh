@@ -48,7 +48,7 @@ class ManyRows {
     return kQBytes + kStages * kStageBytes + kWideBytes + static_cast<int>(sizeof(RowTile<kRows>));
   }
 
-  __device__ static void attend(const AttendParams& p, const detail::WorkItem& item, int head, int begin, int count,
+  __device__ static void attend(const AttendParams& p, const DeviceItem& item, int head, int begin, int count,
                                 unsigned char* shared, Barriers& barriers, NextWork& next, unsigned& phases) {
     unsigned char* pipeline = shared + kQBytes;
     auto& tile = *reinterpret_cast<RowTile<kRows>*>(pipeline + kStages * kStageBytes + kWideBytes);
@@ -65,9 +65,8 @@ class ManyRows {
   }
 
  private:
-  __device__ __forceinline__ ManyRows(const AttendParams& p, const detail::WorkItem& item, int head,
-                                      RowTile<kRows>& tile, unsigned char* q, unsigned char* pipeline,
-                                      Barriers& barriers, unsigned phases)
+  __device__ __forceinline__ ManyRows(const AttendParams& p, const DeviceItem& item, int head, RowTile<kRows>& tile,
+                                      unsigned char* q, unsigned char* pipeline, Barriers& barriers, unsigned phases)
       : p_(p),
         item_(item),
         head_(head),
@@ -106,6 +105,7 @@ class ManyRows {
 
   __device__ __forceinline__ void loop(const RowFiller<kRows, kDvo>& rows, NextWork& next) {
     const float scale = scale_of(p_, head_);
+    const bool plain = p_.soft_cap <= 0.0F && p_.alibi_slopes == nullptr && scale > 0.0F;
     const int num_tiles = (item_.num_tokens + kKeys - 1) / kKeys;
     fetch(0);
     prepare(rows);
@@ -136,10 +136,11 @@ class ManyRows {
         if constexpr (kWgmma) publish_shared();
         __syncthreads();  // all warps have written
       }
-      const bool plain = !masked && p_.soft_cap <= 0.0F && p_.alibi_slopes == nullptr && scale > 0.0F;
       Products::attend(q_, k, v, o_, [&](int m, float(&s)[kKeys / 8][4]) {
         if (!plain) [[unlikely]]
-          adjust(m, s, scale, first, masked);
+          adjust(m, s, scale, first);
+        if (masked) [[unlikely]]
+          mask(m, s, first);
         soften(m, s, plain ? scale : 1.0F);
       });
     }
@@ -150,24 +151,44 @@ class ManyRows {
     return m * 64 + warp_ * 16 + lane_ / 4 + 8 * h;
   }
 
-  /// Cap, ALiBi and mask, seldom needed: out of the way of the plain path. Leaves scores in base 2.
-  __device__ __forceinline__ void adjust(int m, float (&s)[kKeys / 8][4], float scale, std::int32_t first,
-                                         bool masked) {
+  /// Cap and ALiBi, seldom needed: out of the way of the plain path. Leaves scores in base 2.
+  __device__ __forceinline__ void adjust(int m, float (&s)[kKeys / 8][4], float scale, std::int32_t first) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int n = row_of(m, h);
-      const std::int32_t lo = tile_.lo[n];
-      const std::int32_t hi = min(tile_.hi[n], item_.pos_begin + item_.num_tokens);
-      const std::int32_t begin = item_.pos_begin + first + 2 * (lane_ % 4);
+      const float slope = tile_.slope[n];
+      const std::int32_t distance = item_.pos_begin + first + 2 * (lane_ % 4) - tile_.pos[n];
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& x = s[j][2 * h + c];
-          const std::int32_t pos = begin + j * 8 + c;
-          x = score(x, scale, p_.soft_cap, tile_.slope[n], pos - tile_.pos[n]);
-          if (masked && !sees(lo, hi, p_.num_sink_tokens, pos)) x = minus_infinity();
+          x = score(x, scale, p_.soft_cap, slope, distance + j * 8 + c);
         }
+      }
+    }
+  }
+
+  /// Hides keys that a row does not see, or that lie past the item.
+  __device__ __forceinline__ void mask(int m, float (&s)[kKeys / 8][4], std::int32_t first) {
+    const std::int32_t begin = item_.pos_begin + first + 2 * (lane_ % 4);
+    // From unmasked_begin on all rows see keys, up to their ends; if there are none that all see, nothing is known.
+    const bool low = first < item_.unmasked_begin || item_.unmasked_end == 0;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int n = row_of(m, h);
+      const std::int32_t hi = min(tile_.hi[n], item_.pos_begin + item_.num_tokens) - begin;
+#pragma unroll
+      for (int i = 0; i < kKeys / 4; ++i) {
+        if (i / 2 * 8 + i % 2 >= hi) s[i / 2][2 * h + i % 2] = minus_infinity();
+      }
+      if (!low) continue;
+      const std::int32_t lo = tile_.lo[n] - begin;
+      const std::int32_t sinks = p_.num_sink_tokens - begin;
+#pragma unroll
+      for (int i = 0; i < kKeys / 4; ++i) {
+        const int at = i / 2 * 8 + i % 2;
+        if (at < lo && at >= sinks) s[i / 2][2 * h + i % 2] = minus_infinity();
       }
     }
   }
@@ -246,7 +267,7 @@ class ManyRows {
   }
 
   const AttendParams& p_;
-  const detail::WorkItem& item_;
+  const DeviceItem& item_;
   int head_;
   RowTile<kRows>& tile_;
   unsigned char* q_;

@@ -41,11 +41,23 @@ __device__ __forceinline__ void load_state(const MergeParams& p, std::int64_t st
   }
 }
 
-__device__ void merge_row(const MergeParams& p, const MergeRow& todo, int head, int lane) {
+/// What some of a row's states add up to: O not yet divided by the sum of weights 2^(lse - base).
+struct Merged {
+  float base = 0.0F;  ///< greatest LSE; -inf: no keys
+  float sum = 0.0F;
+  float4 o[kQuads] = {};
+};
+
+/// States first, first + step, ... of a row.
+__device__ Merged merge_states(const MergeParams& p, const MergeRow& todo, int head, int first, int step, int lane) {
   constexpr int kEarly = 4;  ///< states whose O is asked for before any LSE has come
-  const int count = todo.count;
+  const int count = first < todo.count ? (todo.count - first + step - 1) / step : 0;
   const auto state_of = [&](std::int32_t slot) { return std::int64_t{slot} * p.num_qo_heads + head; };
-  const std::int64_t mine = state_of(todo.my_slot);
+  const auto slot_of = [&](int i) { return todo.slots[first + i * step]; };
+  // Lane l holds states l, l + 32, ... of these: the first 32, the usual case, in registers.
+  const std::int32_t my_slot =
+      step == 1 ? todo.my_slot : __shfl_sync(0xffffffffU, todo.my_slot, (first + lane * step) % 32);
+  const std::int64_t mine = state_of(first + lane * step < 32 || lane >= count ? my_slot : slot_of(lane));
   const float my_lse = lane < count ? p.partial_lse[mine] : minus_infinity();
   float4 early[kEarly][kQuads] = {};
 #pragma unroll
@@ -53,35 +65,34 @@ __device__ void merge_row(const MergeParams& p, const MergeRow& todo, int head, 
     const std::int64_t state = __shfl_sync(0xffffffffU, mine, j);
     if (j < count) load_state(p, state, lane, early[j]);
   }
+  Merged all;
   float max = my_lse;
-  for (int i = lane + 32; i < count; i += 32) max = fmaxf(max, p.partial_lse[state_of(todo.slots[i])]);
+  for (int i = lane + 32; i < count; i += 32) max = fmaxf(max, p.partial_lse[state_of(slot_of(i))]);
 #pragma unroll
   for (int lanes = 16; lanes > 0; lanes /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffU, max, lanes));
+  all.base = max;
   const float base = max == minus_infinity() ? 0.0F : max;
-
-  float sum = 0.0F;
-  float4 o[kQuads] = {};
   const auto add = [&](float w, const float4(&part)[kQuads]) {
 #pragma unroll
     for (int quad = 0; quad < kQuads; ++quad) {
-      o[quad].x += w * part[quad].x;
-      o[quad].y += w * part[quad].y;
-      o[quad].z += w * part[quad].z;
-      o[quad].w += w * part[quad].w;
+      all.o[quad].x += w * part[quad].x;
+      all.o[quad].y += w * part[quad].y;
+      all.o[quad].z += w * part[quad].z;
+      all.o[quad].w += w * part[quad].w;
     }
   };
-  for (int first = 0; first < count; first += 32) {
-    const int i = first + lane;
-    const std::int64_t state = first == 0 || i >= count ? mine : state_of(todo.slots[i]);
-    const float weight = i >= count ? 0.0F : exp2f((first == 0 ? my_lse : p.partial_lse[state]) - base);
-    sum += weight;
+  for (int begin = 0; begin < count; begin += 32) {
+    const int i = begin + lane;
+    const std::int64_t state = begin == 0 || i >= count ? mine : state_of(slot_of(i));
+    const float weight = i >= count ? 0.0F : exp2f((begin == 0 ? my_lse : p.partial_lse[state]) - base);
+    all.sum += weight;
     int j = 0;
-    if (first == 0) {
+    if (begin == 0) {
 #pragma unroll
       for (int e = 0; e < kEarly; ++e) add(__shfl_sync(0xffffffffU, weight, e), early[e]);
       j = kEarly;
     }
-    const int here = min(32, count - first);
+    const int here = min(32, count - begin);
 #pragma unroll 4
     for (; j < here; ++j) {
       float4 part[kQuads] = {};
@@ -90,40 +101,78 @@ __device__ void merge_row(const MergeParams& p, const MergeRow& todo, int head, 
     }
   }
 #pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, lanes);
-  float lse = sum == 0.0F ? minus_infinity() : base + log2f(sum);
-  const float factor = (sum == 0.0F ? 0.0F : 1.0F / sum) * add_sink(p.out, head, lse);
+  for (int lanes = 16; lanes > 0; lanes /= 2) all.sum += __shfl_xor_sync(0xffffffffU, all.sum, lanes);
+  return all;
+}
+
+/// Adds the other warps' part of a row to the first one's, in their order.
+__device__ void gather(Merged& mine, Merged (&others)[kMergeWarps][32], int warp, int lane) {
+  others[warp][lane] = mine;
+  __syncthreads();
+  if (warp == 0) {
+    float base = minus_infinity();
+    for (int w = 0; w < kMergeWarps; ++w) base = fmaxf(base, others[w][lane].base);
+    Merged all;
+    all.base = base;
+    if (base == minus_infinity()) base = 0.0F;
+#pragma unroll
+    for (int w = 0; w < kMergeWarps; ++w) {
+      const Merged& part = others[w][lane];
+      const float weight = exp2f(part.base - base);
+      all.sum += weight * part.sum;
+#pragma unroll
+      for (int quad = 0; quad < kQuads; ++quad) {
+        all.o[quad].x += weight * part.o[quad].x;
+        all.o[quad].y += weight * part.o[quad].y;
+        all.o[quad].z += weight * part.o[quad].z;
+        all.o[quad].w += weight * part.o[quad].w;
+      }
+    }
+    mine = all;
+  }
+  __syncthreads();
+}
+
+__device__ void store_row(const MergeParams& p, std::int32_t row, int head, const Merged& all, int lane) {
+  float lse = all.sum == 0.0F ? minus_infinity() : all.base + log2f(all.sum);
+  const float factor = (all.sum == 0.0F ? 0.0F : 1.0F / all.sum) * add_sink(p.out, head, lse);
 #pragma unroll
   for (int quad = 0; quad < kQuads; ++quad) {
     const int d = 4 * lane + 128 * quad;
     if (d >= p.head_dim) continue;
-    store_output4(p.out, todo.row * p.out.row_stride + head * p.out.head_stride + d,
-                  {o[quad].x * factor, o[quad].y * factor, o[quad].z * factor, o[quad].w * factor});
+    const float4 o = all.o[quad];
+    store_output4(p.out, row * p.out.row_stride + head * p.out.head_stride + d,
+                  {o.x * factor, o.y * factor, o.z * factor, o.w * factor});
   }
-  if (lane == 0) store_lse(p.out, todo.row, head, lse);
+  if (lane == 0) store_lse(p.out, row, head, lse);
 }
 
 __global__ void __launch_bounds__(32 * kMergeWarps) merge_rows(const __grid_constant__ MergeParams p) {
+  __shared__ Merged shared[kMergeWarps][32];
   const int lane = static_cast<int>(threadIdx.x % 32);
+  const int warp = static_cast<int>(threadIdx.x / 32);
   const Header header = *p.plan.header;
-  const int merged = header.num_merge_rows;
-  const int total = (merged + header.num_empty_rows) * p.num_qo_heads;
-  const int warps = static_cast<int>(gridDim.x) * kMergeWarps;
-  int i = static_cast<int>(blockIdx.x) * kMergeWarps + static_cast<int>(threadIdx.x / 32);
+  const int merged = header.num_merge_rows * p.num_qo_heads;
+  const int total = merged + header.num_empty_rows * p.num_qo_heads;
+  // Where rows are few, all warps of a block share one: their states come at the same time, not one after the other.
+  const bool share = merged <= static_cast<int>(gridDim.x) * 2;
+  const int step = static_cast<int>(gridDim.x) * (share ? 1 : kMergeWarps);
+  int i = share ? static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x) * kMergeWarps + warp;
   MergeRow todo;
-  if (i < merged * p.num_qo_heads) todo = MergeRow(p.plan, i / p.num_qo_heads, lane);
+  if (i < merged) todo = MergeRow(p.plan, i / p.num_qo_heads, lane);
   // Every warp waits, also those without a row: this kernel must not end before the one that it may overtake. The plan
   // was there before that one.
   wait_for_previous();
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.queue = 0;
-  for (; i < total; i += warps) {
-    const int at = i / p.num_qo_heads;
+  for (; i < total; i += step) {
     const int head = i % p.num_qo_heads;
-    if (at < merged) {
-      merge_row(p, todo, head, lane);
-      if (i + warps < merged * p.num_qo_heads) todo = MergeRow(p.plan, (i + warps) / p.num_qo_heads, lane);
-    } else {
-      write_empty(p, p.plan.empty_rows[at - merged], head, lane);
+    if (i < merged) {
+      Merged all = merge_states(p, todo, head, share ? warp : 0, share ? kMergeWarps : 1, lane);
+      if (share) gather(all, shared, warp, lane);
+      if (!share || warp == 0) store_row(p, todo.row, head, all, lane);
+      if (i + step < merged) todo = MergeRow(p.plan, (i + step) / p.num_qo_heads, lane);
+    } else if (!share || warp == 0) {
+      write_empty(p, p.plan.empty_rows[(i - merged) / p.num_qo_heads], head, lane);
     }
   }
 }

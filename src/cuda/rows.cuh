@@ -37,13 +37,12 @@ struct RowTile {
 template <int kSize, int kDvo>
 class RowFiller {
  public:
-  __device__ __forceinline__ RowFiller(const AttendParams& p, const detail::WorkItem& item, int head, int begin,
-                                       int count)
+  __device__ __forceinline__ RowFiller(const AttendParams& p, const DeviceItem& item, int head, int begin, int count)
       : n_(static_cast<int>(threadIdx.x)) {
     if (n_ >= count) return;
     const int j = (begin + n_) / p.group_size;
     head_ = head * p.group_size + (begin + n_) - j * p.group_size;
-    row_ = p.plan.item_rows[item.row_begin + j];
+    row_ = j == 0 ? item.first_row : p.plan.item_rows[item.row_begin + j];
     slot_ = item.partial_begin < 0 ? -1 : item.partial_begin + j;
   }
 

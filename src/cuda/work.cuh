@@ -16,7 +16,7 @@ struct Work {
   int piece;            ///< the next
 };
 
-/// Starts copying the item of a piece. By the first four lanes of a block; past the last item some other one comes.
+/// Starts copying the item of a piece. By the first lanes of a block; past the last item some other one comes.
 __device__ __forceinline__ void fetch_item(const AttendParams& p, int piece, DeviceItem& to) {
   if (threadIdx.x >= sizeof(DeviceItem) / 16) return;
   const auto* from =

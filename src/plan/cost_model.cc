@@ -22,6 +22,8 @@ CostModel::CostModel(const AttentionShape& s, const PlanOptions& o, const Device
   partial_row_ps_ = times(m.partial_ps_per_kib, std::int64_t{s.num_qo_heads} * (s.head_dim_vo + 1) * 4) / 1024;
   launch_ps_ = m.launch_ps;
   chunk_tokens_ = m.chunk_tokens;
+  part_tokens_ = m.part_tokens;
+  overlaps_ = m.overlaps;
 }
 
 std::int64_t CostModel::key_ps(std::int32_t rows) const noexcept {

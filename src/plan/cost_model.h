@@ -1,4 +1,5 @@
-// Predicted times, in integer picoseconds of one worker. KV traffic and products add up: measured, they overlap little.
+// Predicted times, in integer picoseconds of one worker. On a CPU KV traffic and products add up: measured, they overlap
+// little. Where they do overlap (DeviceModel::overlaps) products count as far as they take longer than reading.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,8 @@ class CostModel {
   }
   /// Products of `tokens` keys with one tile of `rows` query rows.
   [[nodiscard]] std::int64_t compute_ps(std::int64_t tokens, std::int32_t rows) const noexcept {
-    return times(tokens * num_kv_heads_, rows == 1 ? one_row_key_ps_ : key_ps(rows)) / 256;
+    const std::int64_t products = times(tokens * num_kv_heads_, rows == 1 ? one_row_key_ps_ : key_ps(rows)) / 256;
+    return overlaps_ ? std::max<std::int64_t>(0, products - read_ps(tokens)) : products;
   }
   /// Fixed cost of an item of `rows` query rows.
   [[nodiscard]] std::int64_t item_ps(std::int32_t rows) const noexcept { return item_ps_ + rows * item_row_ps_; }
@@ -51,6 +53,7 @@ class CostModel {
   }
   [[nodiscard]] std::int64_t launch_ps() const noexcept { return launch_ps_; }
   [[nodiscard]] std::int32_t chunk_tokens() const noexcept { return chunk_tokens_; }
+  [[nodiscard]] std::int32_t part_tokens() const noexcept { return part_tokens_; }
   [[nodiscard]] std::int64_t cache_bytes() const noexcept { return cache_bytes_; }
 
  private:
@@ -74,6 +77,8 @@ class CostModel {
   std::int64_t partial_row_ps_;
   std::int64_t launch_ps_;
   std::int32_t chunk_tokens_;
+  std::int32_t part_tokens_;
+  bool overlaps_;
 };
 
 }  // namespace headwater::detail

@@ -201,7 +201,7 @@ std::int64_t Estimator::makespan(const CostModel& cost, std::span<const std::int
 std::int64_t Estimator::balance(const CostModel& cost, const PlanData& plan, const Sum& sum) {
   const std::int32_t page_size = *std::ranges::max_element(plan.page_size);
   out_->grain = plan.options.batch_invariant ? plan.options.invariant_chunk : 1;
-  least_ = std::max({kLeastPart, page_size, out_->grain});
+  least_ = std::max({kLeastPart, page_size, out_->grain, cost.part_tokens()});
   out_->head_parts = 1;
   auto& units = out_->units;
   const std::int64_t workers = cost.num_workers();
