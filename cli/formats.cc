@@ -406,7 +406,7 @@ DeviceModel parse_device_model(std::string_view text, std::string_view name) {
   };
   for_each_field(model, read_into(reader));
   model.has_dot16 = reader.boolean_or("has_dot16", model.has_dot16);
-  model.overlaps = reader.boolean_or("overlaps", model.overlaps);
+  model.teams = reader.boolean_or("teams", model.teams);
   (void)reader.string_or("machine", "");
   for (const auto& [key, compute] :
        {std::pair<const char*, ComputeModel*>{"dot16", &model.dot16}, {"fma32", &model.fma32}}) {
@@ -423,7 +423,7 @@ std::string device_model_to_json(const DeviceModel& model, std::string_view mach
   nlohmann::ordered_json out;
   out["machine"] = machine;
   out["has_dot16"] = model.has_dot16;
-  out["overlaps"] = model.overlaps;
+  out["teams"] = model.teams;
   for_each_field(model, [&](const char* key, const auto& field) { out[key] = field; });
   for_each_compute_field(model.dot16, [&](const char* key, const auto& field) { out["dot16"][key] = field; });
   for_each_compute_field(model.fma32, [&](const char* key, const auto& field) { out["fma32"][key] = field; });

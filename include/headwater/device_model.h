@@ -33,7 +33,9 @@ struct DeviceModel {
   std::int32_t max_tile_rows = 128;          ///< stacked rows (rows x group_size) of a work item
   std::int32_t chunk_tokens = 1'024;         ///< tokens of an item where several row tiles read one span in turn
   std::int32_t part_tokens = 1;              ///< parts of a span are cut at multiples of this (and of pages)
-  bool overlaps = false;                     ///< products go on while KV comes: the longer counts, not the sum
+  /// A worker is a team with a member per KV head (thread blocks of a GPU): heads are never split between workers, and
+  /// products go on while KV comes, so that the longer counts, not the sum.
+  bool teams = false;
   ComputeModel dot16;                        ///< products on 16-bit operands (bf16 dot instructions)
   ComputeModel fma32{5'500, 11'000, 4'660, 16, 12};  ///< products in fp32, KV converted on load
 

@@ -126,7 +126,7 @@ typedef struct hw_device_model {
   int32_t max_tile_rows;
   int32_t chunk_tokens;
   int32_t part_tokens;
-  int32_t overlaps;
+  int32_t teams;
   hw_compute_model dot16;
   hw_compute_model fma32;
 } hw_device_model;

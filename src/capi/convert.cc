@@ -141,7 +141,7 @@ DeviceModel to_cpp(const hw_device_model& m) {
   out.max_tile_rows = m.max_tile_rows;
   out.chunk_tokens = m.chunk_tokens;
   out.part_tokens = m.part_tokens;
-  out.overlaps = m.overlaps != 0;
+  out.teams = m.teams != 0;
   out.dot16 = to_cpp(m.dot16);
   out.fma32 = to_cpp(m.fma32);
   return out;
@@ -162,7 +162,7 @@ hw_device_model to_c(const DeviceModel& m) {
   out.max_tile_rows = m.max_tile_rows;
   out.chunk_tokens = m.chunk_tokens;
   out.part_tokens = m.part_tokens;
-  out.overlaps = m.overlaps ? 1 : 0;
+  out.teams = m.teams ? 1 : 0;
   out.dot16 = to_c(m.dot16);
   out.fma32 = to_c(m.fma32);
   return out;

@@ -18,7 +18,7 @@ DeviceModel model_for(const AttentionShape& shape, int multiprocessors) {
   DeviceModel model;
   model.num_workers = std::max(1, blocks / heads);
   model.has_dot16 = true;
-  model.overlaps = true;
+  model.teams = true;
   model.memory_ps_per_kib = 250;
   model.worker_ps_per_kib = 14'000 / heads;
   model.cache_ps_per_kib = 105;

@@ -23,7 +23,7 @@ CostModel::CostModel(const AttentionShape& s, const PlanOptions& o, const Device
   launch_ps_ = m.launch_ps;
   chunk_tokens_ = m.chunk_tokens;
   part_tokens_ = m.part_tokens;
-  overlaps_ = m.overlaps;
+  teams_ = m.teams;
 }
 
 std::int64_t CostModel::key_ps(std::int32_t rows) const noexcept {

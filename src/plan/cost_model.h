@@ -1,5 +1,5 @@
-// Predicted times, in integer picoseconds of one worker. On a CPU KV traffic and products add up: measured, they overlap
-// little. Where they do overlap (DeviceModel::overlaps) products count as far as they take longer than reading.
+// Predicted times, in integer picoseconds of one worker. On a CPU KV traffic and products add up: measured, they
+// overlap little. Where they do overlap (DeviceModel::teams) products count as far as they take longer than reading.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ class CostModel {
   /// Products of `tokens` keys with one tile of `rows` query rows.
   [[nodiscard]] std::int64_t compute_ps(std::int64_t tokens, std::int32_t rows) const noexcept {
     const std::int64_t products = times(tokens * num_kv_heads_, rows == 1 ? one_row_key_ps_ : key_ps(rows)) / 256;
-    return overlaps_ ? std::max<std::int64_t>(0, products - read_ps(tokens)) : products;
+    return teams_ ? std::max<std::int64_t>(0, products - read_ps(tokens)) : products;
   }
   /// Fixed cost of an item of `rows` query rows.
   [[nodiscard]] std::int64_t item_ps(std::int32_t rows) const noexcept { return item_ps_ + rows * item_row_ps_; }
@@ -51,6 +51,8 @@ class CostModel {
   [[nodiscard]] std::int64_t piece_ps(std::int64_t tokens, std::int32_t rows) const noexcept {
     return rows <= tile_rows_ ? compute_ps(tokens, rows) + item_ps(rows) : tiled_piece_ps(tokens, rows);
   }
+  /// A worker is a team with a member per KV head.
+  [[nodiscard]] bool teams() const noexcept { return teams_; }
   [[nodiscard]] std::int64_t launch_ps() const noexcept { return launch_ps_; }
   [[nodiscard]] std::int32_t chunk_tokens() const noexcept { return chunk_tokens_; }
   [[nodiscard]] std::int32_t part_tokens() const noexcept { return part_tokens_; }
@@ -78,7 +80,7 @@ class CostModel {
   std::int64_t launch_ps_;
   std::int32_t chunk_tokens_;
   std::int32_t part_tokens_;
-  bool overlaps_;
+  bool teams_;
 };
 
 }  // namespace headwater::detail

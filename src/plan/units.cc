@@ -205,7 +205,7 @@ std::int64_t Estimator::balance(const CostModel& cost, const PlanData& plan, con
   out_->head_parts = 1;
   auto& units = out_->units;
   const std::int64_t workers = cost.num_workers();
-  const std::int64_t ideal = std::max<std::int64_t>(1, sum.cost / workers);
+  const std::int64_t ideal = std::max<std::int64_t>(1, (sum.cost + workers - 1) / workers);
   if (workers == 1) return sum.cost;
   if (units.size() > kExactBalance || sum.longest * 8 <= ideal) {
     const std::int64_t limit = std::max<std::int64_t>(1, ideal / 4);
@@ -245,7 +245,7 @@ std::int64_t Estimator::balance(const CostModel& cost, const PlanData& plan, con
   for (Unit& unit : units) num_items += unit.parts = parts_for(unit, limit);
   // Too few tokens to go round: split the KV heads as well, where an item is long against its fixed cost.
   const std::int32_t heads = plan.shape.num_kv_heads;
-  if (num_items < workers && heads > 1 && best > 16 * cost.item_ps(1)) {
+  if (!cost.teams() && num_items < workers && heads > 1 && best > 16 * cost.item_ps(1)) {
     std::int32_t parts = 1;
     while (parts < heads && (heads % parts != 0 || num_items * parts < workers)) ++parts;
     out_->head_parts = parts;
