@@ -36,6 +36,10 @@ using Stream = CUstream_st*;
 [[nodiscard]] DeviceModel device_model(const AttentionShape& shape);
 /// The same for an NVIDIA H200, whatever this machine has.
 [[nodiscard]] DeviceModel h200_model(const AttentionShape& shape);
+/// A model that was measured (`headwater calibrate --device cuda`) for plans of this shape. `one_head` holds the
+/// constants of one KV head of 128: its workers are thread blocks, and what a block does for one head, a team does for
+/// all.
+[[nodiscard]] DeviceModel model_for_shape(const DeviceModel& one_head, const AttentionShape& shape);
 
 /// Throws Error (unsupported) with the reason if no kernel of this build can serve the combination.
 void check_supported(const AttentionShape& shape, const PlanOptions& options, const Batch& batch);
