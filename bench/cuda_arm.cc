@@ -1,28 +1,26 @@
 // Attention calls on a CUDA device; see cuda_arm.h.
 #include "bench/cuda_arm.h"
 
-#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 
+#include "bench/cuda_error.h"
 #include "bench/probe.h"
-#include "headwater/error.h"
 
 namespace headwater::bench {
 namespace {
-
-void require(cudaError_t status, const char* call) {
-  if (status == cudaSuccess) return;
-  cudaGetLastError();
-  throw Error(ErrorCode::device, fmt::format("{}: {}", call, cudaGetErrorString(status)));
-}
 
 constexpr std::size_t kMostCopies = 256;
 constexpr int kLeastCalls = 8;  ///< of a graph, so that its own start weighs little
 
 std::size_t row_elements(const PagedForest& paged, const AttentionShape& shape, int head_dim) {
   return static_cast<std::size_t>(paged.num_rows()) * static_cast<std::size_t>(shape.num_qo_heads * head_dim);
+}
+
+Plan supported_plan(Planner& planner, const AttentionShape& shape, const Batch& batch, const PlanOptions& options) {
+  cuda::check_supported(shape, options, batch);
+  return planner.plan(shape, batch, options);
 }
 
 }  // namespace
@@ -88,7 +86,7 @@ CudaArm::CudaArm(Planner& planner, const AttentionShape& shape, const PagedFores
     : shape_(shape),
       kv_(kv),
       clock_(clock),
-      plan_((cuda::check_supported(shape, options, paged.batch()), planner.plan(shape, paged.batch(), options))),
+      plan_(supported_plan(planner, shape, paged.batch(), options)),
       device_(shape, cuda::Capacity::of(plan_)),
       host_q_(row_elements(paged, shape, shape.head_dim_qk) * size_of(shape.q_dtype)),
       host_out_(row_elements(paged, shape, shape.head_dim_vo) * size_of(shape.out_dtype)),

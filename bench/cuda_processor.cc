@@ -1,24 +1,17 @@
 // A CUDA device as the harness sees it; see cuda_processor.h.
 #include "bench/cuda_processor.h"
 
-#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "bench/cuda_arm.h"
+#include "bench/cuda_error.h"
 #include "bench/cuda_read.h"
 #include "bench/stats.h"
-#include "headwater/error.h"
 
 namespace headwater::bench {
 namespace {
-
-void require(cudaError_t status, const char* call) {
-  if (status == cudaSuccess) return;
-  cudaGetLastError();
-  throw Error(ErrorCode::device, fmt::format("{}: {}", call, cudaGetErrorString(status)));
-}
 
 struct DeviceFacts {
   std::string name;

@@ -1,9 +1,8 @@
 // Reading memory on a CUDA device; see cuda_read.h.
 #include <cstdint>
-#include <string>
 
+#include "bench/cuda_error.h"
 #include "bench/cuda_read.h"
-#include "headwater/error.h"
 
 namespace headwater::bench {
 namespace {
@@ -28,8 +27,7 @@ __global__ void __launch_bounds__(kThreads) read_unit(const uint4* data, unsigne
 void read_device(const void* data, std::size_t bytes, unsigned* sink, cuda::Stream stream) {
   const auto blocks = static_cast<unsigned>(bytes / kReadUnit);
   read_unit<<<blocks, kThreads, 0, stream>>>(static_cast<const uint4*>(data), sink);
-  const cudaError_t status = cudaGetLastError();
-  if (status != cudaSuccess) throw Error(ErrorCode::device, std::string("read_device: ") + cudaGetErrorString(status));
+  require(cudaGetLastError(), "read_device");
 }
 
 }  // namespace headwater::bench

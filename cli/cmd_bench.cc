@@ -476,7 +476,8 @@ void add_bench(CLI::App& app, Action& action) {
       ->default_str("-");
   command.add_option("--csv", flags->csv, "the same as CSV")->expected(0, 1)->default_str("-");
   command.add_option("--plot", flags->plot, "draw the cells as SVG");
-  command.add_option("--device-model", flags->device_model, "constants of the cost model: a file, or `default`");
+  command.add_option("--device-model,--model", flags->device_model,
+                     "constants of the cost model: a file, or `default`");
   command.add_option("--seed", flags->seed, "seed of page placement")->capture_default_str();
   command.add_flag("--quiet", flags->quiet, "no progress bar");
   command.footer(

@@ -91,9 +91,9 @@ class Copier {
       params_.units[s] = static_cast<std::int32_t>(row_bytes[s] / unit);
       most = std::max(most, std::int64_t{params_.units[s]} * num_kv_heads * cache.page_size);
     }
-    // Eight vectors a thread: enough in flight, and blocks enough for a few pages to occupy the device.
+    // A vector a thread: what one copies after another waits for memory each time.
     blocks_per_copy_ =
-        static_cast<unsigned>(std::clamp<std::int64_t>(most / (std::int64_t{kCopyThreads} * 8), 1, 65'535));
+        static_cast<unsigned>(std::clamp<std::int64_t>((most + kCopyThreads - 1) / kCopyThreads, 1, 65'535));
     kernel_ = copy_kernel(static_cast<int>(unit));
   }
 
