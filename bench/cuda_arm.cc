@@ -160,7 +160,7 @@ double CudaArm::upload() {
 }
 
 Checked CudaArm::check() {
-  const cuda::Stream stream = clock_.stream();
+  auto* const stream = clock_.stream();
   require(cudaMemsetAsync(out_.data(), 0xff, out_.size(), stream), "cudaMemset");  // NaN in every type
   require(cudaMemsetAsync(lse_.data(), 0xff, lse_.size(), stream), "cudaMemset");
   check_stats();
