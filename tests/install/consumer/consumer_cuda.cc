@@ -1,4 +1,5 @@
-// A program in C++ that uses an installed CUDA back end: a cost model, a refusal, and what is said where there is no GPU.
+// A program in C++ that uses an installed CUDA back end: a cost model, a refusal, and what is said where there is no
+// GPU.
 #include <headwater/cuda.h>
 #include <headwater/headwater.h>
 
