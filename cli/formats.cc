@@ -400,7 +400,8 @@ DeviceModel parse_device_model(std::string_view text, std::string_view name) {
     return [&from](const char* key, auto& field) {
       using Field = std::remove_reference_t<decltype(field)>;
       const std::int64_t max = sizeof(Field) == 4 ? INT32_MAX : std::int64_t{1} << 50;
-      const std::int64_t min = sizeof(Field) == 4 ? 1 : 0;
+      // few_row_max = 0: no kernel for few rows.
+      const std::int64_t min = sizeof(Field) == 4 && std::string_view(key) != "few_row_max" ? 1 : 0;
       field = static_cast<Field>(from.integer_or(key, min, max, field));
     };
   };
