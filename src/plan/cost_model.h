@@ -53,6 +53,11 @@ class CostModel {
   }
   /// A worker is a team with a member per KV head.
   [[nodiscard]] bool teams() const noexcept { return teams_; }
+  /// Whether the many-rows kernel serves items of `rows` query rows, and what a run pays once for using it.
+  [[nodiscard]] bool is_many(std::int32_t rows) const noexcept {
+    return std::int64_t{rows} * group_size_ > compute_.few_row_max;
+  }
+  [[nodiscard]] std::int64_t many_start_ps() const noexcept { return many_start_ps_; }
   [[nodiscard]] std::int64_t launch_ps() const noexcept { return launch_ps_; }
   [[nodiscard]] std::int32_t chunk_tokens() const noexcept { return chunk_tokens_; }
   [[nodiscard]] std::int32_t part_tokens() const noexcept { return part_tokens_; }
@@ -77,6 +82,7 @@ class CostModel {
   std::int64_t item_ps_;
   std::int64_t item_row_ps_;
   std::int64_t partial_row_ps_;
+  std::int64_t many_start_ps_;
   std::int64_t launch_ps_;
   std::int32_t chunk_tokens_;
   std::int32_t part_tokens_;
