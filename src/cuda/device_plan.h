@@ -4,6 +4,7 @@
 #include <array>
 #include <optional>
 
+#include "cuda/chunks.h"
 #include "cuda/kernels.h"
 #include "cuda/params.h"
 #include "cuda/tensor_map.h"
@@ -52,6 +53,7 @@ struct DevicePlan::Impl {
   DeviceBuffer queue;
   std::optional<MapEncoder> maps;  ///< where the device has a bulk copy engine
   std::array<Staging, 2> staging;
+  ChunkedPlan chunks;  ///< batch-invariant mode: of the plan being uploaded
   int turn = 0;
   bool uploaded = false;
   /// Shape, options, sizes and number of rows of the plan in force, for the checks that all back ends share.
