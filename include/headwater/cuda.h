@@ -82,6 +82,52 @@ class DevicePlan {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Page tables on the device, of a step whose plan is made there: device pointers, read when the planner runs.
+struct DeviceTables {
+  const std::int32_t* block_table = nullptr;  ///< [num_requests, max_blocks] page ids; entry j of a row covers tokens
+                                              ///< [j * page_size, (j + 1) * page_size). Columns past ceil(length /
+                                              ///< page_size) are never read
+  std::int64_t row_stride = 0;                ///< elements between rows; 0: max_blocks
+  const std::int32_t* lengths = nullptr;      ///< [num_requests] tokens of K and V; 0: a padded request
+  const std::int32_t* qo_indptr = nullptr;    ///< [num_requests + 1] as Batch::qo_indptr; nullptr: one row each
+  int num_requests = 0;                       ///< padded ones included
+};
+
+/// What the host knows of all steps.
+struct DeviceTableLimits {
+  int max_requests = 0;
+  int max_blocks = 0;  ///< columns of the block table
+  int max_rows = 0;    ///< query rows; 0: max_requests
+  int page_size = 16;
+  std::int64_t num_pages = 0;   ///< pages of the pool
+  std::int32_t null_page = -1;  ///< an id that never counts as shared (vLLM: block 0); -1: none
+};
+
+/// What became of the last plan made on the device.
+struct DevicePlanStatus {
+  /// Bits of `flags`. With any of them the plan is flat: nothing is shared, the results are right for all requests that
+  /// are described rightly.
+  static constexpr std::uint32_t kBadPageId = 1;     ///< an id outside the pool; its keys count as zeros
+  static constexpr std::uint32_t kBadLength = 2;     ///< a length below 0 or beyond max_blocks; taken as the nearest
+  static constexpr std::uint32_t kBadRows = 4;       ///< qo_indptr falls or passes max_rows: nothing is computed
+  static constexpr std::uint32_t kOverCapacity = 8;  ///< the shared spans need more items or partial states
+  std::uint32_t flags = 0;
+  std::int32_t num_spans = 0;         ///< spans split off for several requests; 0: the plan is flat
+  std::int64_t shared_tokens = 0;     ///< summed over spans
+  std::int64_t member_sequences = 0;  ///< summed over spans
+  std::int32_t num_items = 0;
+  std::int32_t num_partials = 0;
+};
+
+/// A span that was split off on the device.
+struct DeviceSpan {
+  std::int32_t pos_begin = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t member_begin = 0;  ///< in the list of members
+  std::int32_t num_members = 0;
+  std::int32_t depth = 0;
+};
+
 /// As cpu::RunArgs, on the device.
 struct RunArgs {
   ConstRowsView q;                      ///< [R, Hq, Dqk], the shape's q_dtype

@@ -1,0 +1,93 @@
+// Who plans: a *team*, which on the device is a thread block (device_planner_team.cuh) and here one thread. The steps
+// are written for any: every member runs them.
+//
+//   each(n, f)         f(i) for i in [0, n), spread over the members; no barrier
+//   barrier()          what any member wrote before is seen by all behind it
+//   any, sum, greatest of one value per member; a barrier before and behind
+//   scan(n, value, put) put(i, value(0) + ... + value(i - 1)); returns the sum of all; a barrier before and behind
+//   sort(keys, n)      ascending; keys has room for a power of two; a barrier before and behind
+//   add, raise, lower, claim  atomic; their results do not depend on the order of members
+//   strips             bundles of kLanes members that work in step: num_strips(), strip(), lane(), *_of_lanes
+//
+// A *grid* is several teams that run the same steps, each for some of the requests, and meet in sync().
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define HEADWATER_ON_TEAM __device__
+#else
+#define HEADWATER_ON_TEAM
+#endif
+
+namespace headwater::cuda {
+
+/// Four neighbouring ids.
+struct FourIds {
+  std::int32_t id[4];
+};
+
+class LoneTeam {
+ public:
+  static constexpr int kLanes = 1;
+  [[nodiscard]] static int rank() { return 0; }
+  [[nodiscard]] static int strip() { return 0; }
+  [[nodiscard]] static int num_strips() { return 1; }
+  [[nodiscard]] static int lane() { return 0; }
+  static void barrier() {}
+
+  template <class Visit>
+  static void each(int n, Visit&& visit) {
+    for (int i = 0; i < n; ++i) visit(i);
+  }
+  [[nodiscard]] static bool any(bool value) { return value; }
+  [[nodiscard]] static std::int64_t sum(std::int64_t value) { return value; }
+  [[nodiscard]] static std::int64_t greatest(std::int64_t value) { return value; }
+  template <class Value, class Put>
+  static std::int64_t scan(int n, Value&& value, Put&& put) {
+    std::int64_t total = 0;
+    for (int i = 0; i < n; ++i) {
+      const std::int64_t v = value(i);
+      put(i, total);
+      total += v;
+    }
+    return total;
+  }
+  static void sort(std::uint64_t* keys, int n) { std::sort(keys, keys + n); }
+
+  template <class T>
+  static void add(T* to, T value) {
+    *to += value;
+  }
+  static void raise(std::int32_t* to, std::int32_t value) { *to = std::max(*to, value); }
+  static void lower(std::int32_t* to, std::int32_t value) { *to = std::min(*to, value); }
+  /// Puts `value` in place of `free`; returns what was there.
+  static std::int32_t claim(std::int32_t* place, std::int32_t free, std::int32_t value) {
+    const std::int32_t old = *place;
+    if (old == free) *place = value;
+    return old;
+  }
+
+  [[nodiscard]] static std::int32_t least_of_lanes(std::int32_t value) { return value; }
+  [[nodiscard]] static bool any_of_lanes(bool value) { return value; }
+  /// What is at `from`, the same for all lanes, while others may write it.
+  [[nodiscard]] static std::int32_t peek_of_lanes(const std::int32_t* from) { return *from; }
+  /// Of the caller's tables.
+  [[nodiscard]] static FourIds four(const std::int32_t* from) { return {{from[0], from[1], from[2], from[3]}}; }
+};
+
+/// A grid of one team.
+class LoneGrid {
+ public:
+  [[nodiscard]] static int block() { return 0; }
+  [[nodiscard]] static int num_blocks() { return 1; }
+  static void sync() {}
+  /// What another team wrote.
+  template <class T>
+  [[nodiscard]] static T read(const T* from) {
+    return *from;
+  }
+};
+
+}  // namespace headwater::cuda

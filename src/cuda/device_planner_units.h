@@ -1,0 +1,330 @@
+// Pieces to units, and into how many parts each is cut: src/plan/units.cc as far as it is local, in 32 bits.
+//
+// A piece is a node that is split off, or what is left of a request. A *unit* is equal row tiles of a piece, which read
+// the same tokens: the full tiles of a node, its last one, or a tile of a request. Units too long for an even load are
+// cut into parts; a part of a tile is a work item. The host works out when the last worker is done item by item; here
+// it is estimated from totals and, for few units, from how many parts are as long as each.
+#pragma once
+
+#include "cuda/device_planner_cut.h"
+
+namespace headwater::cuda {
+
+inline constexpr std::int32_t kLeastPart = 128;  ///< tokens
+inline constexpr int kCostBits = 26;             ///< of all costs together, scaled
+inline constexpr std::int32_t kNoLimit = 0x7fffffff;
+
+struct Unit {
+  std::int32_t first_row;  ///< in order of position
+  std::int32_t num_rows;   ///< of a tile
+  std::int32_t num_tiles;
+  std::int32_t begin;  ///< tokens
+  std::int32_t end;
+  std::int32_t all_end;  ///< all rows see [begin, all_end)
+  std::int32_t request;  ///< whose pages are read
+  bool shared;           ///< its rows read something else, too
+};
+
+/// The plan that is weighed.
+struct UnitList {
+  std::int32_t num_nodes = 0;  ///< 0: nothing is split off
+  std::int32_t num_units = 0;
+  std::int32_t shift = 0;         ///< scaled costs are picoseconds >> shift
+  std::int32_t limit = kNoLimit;  ///< scaled cost of a part, about
+  std::int64_t predicted_ps = 0;
+  bool fits = false;
+};
+
+/// Rows of a node, in tiles.
+struct NodeTiles {
+  std::int32_t per_tile;
+  std::int32_t full;
+  std::int32_t rest;  ///< rows of the last tile if it is not full
+};
+HEADWATER_ON_TEAM inline NodeTiles tiles_of(const detail::CostModel& cost, std::int32_t rows) {
+  const std::int32_t per_tile = cost.rows_per_tile(rows);
+  const std::int32_t full = rows / per_tile;
+  return {per_tile, full, rows - full * per_tile};
+}
+
+/// What request i reads alone.
+struct OwnPart {
+  std::int32_t begin;      ///< token
+  std::int32_t first_row;  ///< the first one that sees something of it
+  std::int32_t num_rows;
+};
+HEADWATER_ON_TEAM inline OwnPart own_part(const PlannerInput& in, const PlannerScratch& s, const UnitList& list,
+                                          std::int32_t i) {
+  const std::int32_t top = list.num_nodes == 0 ? -1 : s.top[i];
+  const std::int32_t begin = top < 0 ? 0 : s.node_cut[top];
+  const std::int32_t rows = s.row_indptr[i + 1] - s.row_indptr[i];
+  const std::int32_t length = s.length[i];
+  // Row j of a causal request sees [0, length - rows + j + 1).
+  std::int32_t skipped = in.causal ? detail::greater(0, begin - (length - rows)) : 0;
+  if (begin >= length) skipped = rows;
+  return {begin, s.row_begin[s.position[i]] + skipped, detail::greater(0, rows - skipped)};
+}
+
+HEADWATER_ON_TEAM inline std::int32_t units_of_node(const detail::CostModel& cost, const PlannerScratch& s,
+                                                    std::int32_t m) {
+  if (s.node_depth[m] >= kMaxDepth || s.node_run[m] < 0) return 0;
+  const NodeTiles tiles = tiles_of(cost, node_rows(s, m));
+  return (tiles.full > 0 ? 1 : 0) + (tiles.rest > 0 ? 1 : 0);
+}
+
+HEADWATER_ON_TEAM inline std::int32_t units_of_request(const detail::CostModel& cost, const PlannerInput& in,
+                                                       const PlannerScratch& s, const UnitList& list, std::int32_t i) {
+  const std::int32_t rows = own_part(in, s, list, i).num_rows;
+  if (rows == 0) return 0;
+  return rows <= cost.tile_rows() ? 1 : (rows + cost.rows_per_tile(rows) - 1) / cost.rows_per_tile(rows);
+}
+
+HEADWATER_ON_TEAM inline Unit unit_at(const detail::CostModel& cost, const PlannerInput& in, const PlannerScratch& s,
+                                      const UnitList& list, std::int32_t u) {
+  const std::int32_t piece = s.unit_piece[u];
+  const std::int32_t tile = s.unit_tile[u];
+  Unit unit;
+  if (piece >= 0) {
+    const std::int32_t leader = s.node_leader[piece];
+    const NodeTiles tiles = tiles_of(cost, node_rows(s, piece));
+    unit.first_row = s.row_begin[s.position[leader]] + tile * tiles.per_tile;
+    unit.num_rows = tile < tiles.full ? tiles.per_tile : tiles.rest;
+    unit.num_tiles = tile < tiles.full ? tiles.full : 1;
+    unit.begin = s.node_run[piece];
+    unit.end = s.node_cut[piece];
+    unit.all_end = detail::lesser(unit.end, s.node_all_end[piece]);
+    unit.request = leader;
+    unit.shared = true;
+    return unit;
+  }
+  const std::int32_t i = -1 - piece;
+  const OwnPart part = own_part(in, s, list, i);
+  const std::int32_t per_tile = cost.rows_per_tile(part.num_rows);
+  unit.first_row = part.first_row + tile * per_tile;
+  unit.num_rows = detail::lesser(per_tile, part.num_rows - tile * per_tile);
+  unit.num_tiles = 1;
+  unit.begin = part.begin;
+  unit.end = unit.all_end = s.length[i];
+  if (in.causal) {
+    // What its last row sees, and its first.
+    const std::int32_t behind = s.row_begin[s.position[i] + 1];  // rows up to here
+    unit.end -= behind - (unit.first_row + unit.num_rows);
+    unit.all_end -= behind - (unit.first_row + 1);
+  }
+  unit.request = i;
+  unit.shared = part.begin > 0;
+  return unit;
+}
+
+HEADWATER_ON_TEAM inline std::int32_t num_piece_tiles(const detail::CostModel& cost, const PlannerInput& in,
+                                                      const PlannerScratch& s, const UnitList& list, std::int32_t u) {
+  const std::int32_t piece = s.unit_piece[u];
+  return cost.num_tiles(piece >= 0 ? node_rows(s, piece) : own_part(in, s, list, -1 - piece).num_rows);
+}
+
+/// Fills unit_piece, unit_tile, first_unit; num_units < 0: there is no room for so many.
+template <class Team>
+HEADWATER_ON_TEAM void list_units(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
+                                  PlannerScratch& s, UnitList& list) {
+  const std::int32_t nodes = list.num_nodes;
+  const auto count = [&](int x) {
+    return x < nodes ? units_of_node(cost, s, x) : units_of_request(cost, in, s, list, x - nodes);
+  };
+  const std::int64_t total = team.scan(nodes + in.num_requests, count, [&](int x, std::int64_t before) {
+    s.first_unit[x] = static_cast<std::int32_t>(before);
+  });
+  list.num_units = total <= in.max_units ? static_cast<std::int32_t>(total) : -1;
+  if (list.num_units < 0) return;
+  team.each(nodes + in.num_requests, [&](int x) {
+    const std::int32_t units = count(x);
+    const std::int32_t first = s.first_unit[x];
+    for (std::int32_t k = 0; k < units; ++k) {
+      s.unit_piece[first + k] = x < nodes ? x : -1 - (x - nodes);
+      // A node's second unit is its last tile.
+      s.unit_tile[first + k] = x < nodes && k == 1 ? tiles_of(cost, node_rows(s, x)).full : k;
+    }
+  });
+  team.barrier();
+}
+
+/// A part's share of a unit's cost, scaled.
+HEADWATER_ON_TEAM inline std::int32_t part_cost(const PlannerScratch& s, std::int32_t u, std::int32_t parts) {
+  const auto whole = static_cast<std::uint32_t>(s.unit_cost[u]);
+  if (parts == 1) return s.unit_cost[u];
+  const std::uint64_t all = whole + static_cast<std::uint64_t>(parts - 1) * static_cast<std::uint32_t>(s.unit_extra[u]);
+  const auto capped = static_cast<std::uint32_t>(detail::lesser<std::uint64_t>(all, 0x7fffffff));
+  return static_cast<std::int32_t>(capped / static_cast<std::uint32_t>(parts));
+}
+
+/// Parts of a unit so that none costs more than about `limit`.
+HEADWATER_ON_TEAM inline std::int32_t parts_for(const PlannerScratch& s, std::int32_t u, std::int32_t limit) {
+  const auto cost = static_cast<std::uint32_t>(s.unit_cost[u]);
+  const auto most = static_cast<std::uint32_t>(limit);
+  if (cost <= most) return 1;
+  return detail::lesser(static_cast<std::int32_t>((cost + most - 1) / most), s.unit_most[u]);
+}
+
+/// Costs 2^e (1 + f / 8) and up share class 8 e + f.
+HEADWATER_ON_TEAM inline std::int32_t cost_class(std::int32_t cost) {
+  const auto c = static_cast<std::uint32_t>(detail::greater(1, cost));
+  std::int32_t e = 0;
+  for (std::int32_t step = 16; step > 0; step /= 2) {
+    if (c >> (e + step) != 0) e += step;
+  }
+  const std::uint32_t f = e >= 3 ? c >> (e - 3) & 7U : c << (3 - e) & 7U;
+  return 8 * e + static_cast<std::int32_t>(f);
+}
+
+/// Costs of all units; sets the scale. Returns their sum in picoseconds.
+template <class Team>
+HEADWATER_ON_TEAM std::int64_t cost_units(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
+                                          PlannerScratch& s, UnitList& list) {
+  const std::int32_t grain = detail::greater(kLeastPart, 1 << in.page_shift);
+  std::int64_t mine = 0;
+  team.each(list.num_units, [&](int u) {
+    const Unit unit = unit_at(cost, in, s, list, u);
+    const std::int32_t tiles = num_piece_tiles(cost, in, s, list, u);
+    const std::int32_t tokens = unit.end - unit.begin;
+    const std::int64_t read =
+        tiles == 1 ? cost.read_ps(1) : (cost.read_ps(1) + (tiles - 1) * cost.reread_ps(1, cost.chunk_tokens())) / tiles;
+    s.unit_ps[u] = tokens * read + cost.compute_ps(tokens, unit.num_rows) + cost.item_ps(unit.num_rows) +
+                   cost.partial_ps(unit.shared ? unit.num_rows : 0);
+    s.unit_most[u] = detail::greater(1, tokens / grain);
+    s.unit_rows[u] = unit.shared ? -unit.num_rows : unit.num_rows;
+    s.unit_tiles[u] = unit.num_tiles;
+    mine += s.unit_ps[u] * unit.num_tiles;
+  });
+  const std::int64_t sum = team.sum(mine);
+  list.shift = 0;
+  while (sum >> list.shift >= std::int64_t{1} << kCostBits) ++list.shift;
+  team.each(list.num_units, [&](int u) {
+    const std::int32_t rows = s.unit_rows[u] < 0 ? -s.unit_rows[u] : s.unit_rows[u];
+    const std::int64_t extra = cost.item_ps(rows) + cost.partial_ps(rows);
+    s.unit_cost[u] = static_cast<std::int32_t>(detail::greater<std::int64_t>(1, s.unit_ps[u] >> list.shift));
+    s.unit_extra[u] = static_cast<std::int32_t>(detail::lesser<std::int64_t>(kNoLimit, extra >> list.shift));
+  });
+  return sum;
+}
+
+/// Part sizes to be weighed, in order of preference. A quarter of a worker's share leaves room for workers that turn
+/// out slower; sizes a little above a share can save a second wave of short items.
+HEADWATER_ON_TEAM inline std::int32_t candidate_limit(int c, std::int64_t ideal) {
+  std::int64_t limit = ideal / 4;
+  if (c == 1) limit = ideal / 2;
+  if (c == 2) limit = ideal;
+  if (c == 3) limit = kNoLimit;
+  if (c == 4) limit = ideal / 8;
+  if (c == 5) limit = ideal + ideal / 8;
+  if (c == 6) limit = ideal + ideal / 4;
+  if (c == 7) limit = ideal + ideal / 2;
+  return static_cast<std::int32_t>(detail::greater<std::int64_t>(1, limit));
+}
+
+/// Units up to which parts are counted by their cost.
+HEADWATER_ON_TEAM inline bool counts_waves(const detail::CostModel& cost, const UnitList& list) {
+  return list.num_units <= 4 * cost.num_workers();
+}
+
+/// Adds up what each part size gives; in a second pass how many waves of parts that takes.
+template <class Team>
+HEADWATER_ON_TEAM void weigh_candidates(const Team& team, const detail::CostModel& cost, PlannerScratch& s,
+                                        const UnitList& list, std::int64_t ideal, bool waves) {
+  constexpr int kLanes = Team::kLanes;
+  const int chunks = (list.num_units + kLanes - 1) / kLanes;
+  const bool classes = counts_waves(cost, list);
+  for (int strip = team.strip(); strip < kCandidates * chunks; strip += team.num_strips()) {
+    const int c = strip / chunks;
+    const int u = (strip - c * chunks) * kLanes + team.lane();
+    if (u >= list.num_units) continue;
+    const std::int32_t parts = parts_for(s, u, candidate_limit(c, ideal));
+    const std::int32_t each = part_cost(s, u, parts);
+    Candidate& sum = s.candidates[c];
+    std::int32_t* counts = s.counts + c * kCostClasses;
+    if (waves) {
+      const std::int32_t as_long = counts[cost_class(each)];
+      const std::int64_t time = std::int64_t{each} * ((as_long + cost.num_workers() - 1) / cost.num_workers());
+      team.raise(&sum.waves, static_cast<std::int32_t>(detail::lesser<std::int64_t>(time, kNoLimit)));
+      continue;
+    }
+    const std::int32_t items = parts * s.unit_tiles[u];
+    const std::int32_t rows = s.unit_rows[u];  // negative: they read something else, too
+    team.add(&sum.total, std::int64_t{each} * items);
+    team.add(&sum.items, std::int64_t{items});
+    team.add(&sum.partials, std::int64_t{items} * (rows < 0 ? -rows : parts > 1 ? rows : 0));
+    team.raise(&sum.longest, each);
+    team.lower(&sum.shortest, each);
+    if (classes) team.add(counts + cost_class(each), items);
+  }
+  team.barrier();
+}
+
+/// Chooses the parts of all units.
+template <class Team>
+HEADWATER_ON_TEAM void balance(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
+                               PlannerScratch& s, UnitList& list, std::int64_t sum_ps, std::int64_t saved_ps) {
+  const std::int64_t workers = cost.num_workers();
+  const std::int64_t ideal = detail::greater<std::int64_t>(1, (sum_ps >> list.shift) / workers);
+  team.each(kCandidates, [&](int c) {
+    s.candidates[c] = {};
+    s.candidates[c].shortest = kNoLimit;
+  });
+  const bool classes = counts_waves(cost, list);
+  if (classes) team.each(kCandidates * kCostClasses, [&](int k) { s.counts[k] = 0; });
+  team.barrier();
+  weigh_candidates(team, cost, s, list, ideal, false);
+  if (classes) {
+    // From parts of a class to parts of this class or above.
+    constexpr int kAll = kCandidates * kCostClasses;
+    team.scan(
+        kAll, [&](int k) { return std::int64_t{s.counts[kAll - 1 - k]}; },
+        [&](int k, std::int64_t before) {
+          const int at = kAll - 1 - k;
+          for (int c = kCandidates - 1; c > at / kCostClasses; --c) before -= s.candidates[c].items;
+          s.counts[at] += static_cast<std::int32_t>(before);
+        });
+    weigh_candidates(team, cost, s, list, ideal, true);
+  }
+  list.fits = false;
+  std::int64_t best = 0;
+  for (int c = 0; c < kCandidates; ++c) {
+    const Candidate& candidate = s.candidates[c];
+    if (candidate.items > in.max_items || candidate.partials > in.max_partials) continue;
+    const std::int64_t even = candidate.total / workers + candidate.shortest / 2;
+    const std::int64_t time =
+        detail::greater<std::int64_t>(even, detail::greater<std::int64_t>(candidate.longest, candidate.waves));
+    if (list.fits && (best <= ideal + ideal / 32 || time >= best - best / 50)) continue;
+    list.fits = true;
+    best = time;
+    list.limit = candidate_limit(c, ideal);
+  }
+  if (!list.fits) return;
+  bool cut = false;
+  team.each(list.num_units, [&](int u) {
+    const std::int32_t parts = parts_for(s, u, list.limit);
+    s.unit_cost[u] = part_cost(s, u, parts);
+    s.unit_parts[u] = parts;
+    cut = cut || parts > 1 || s.unit_rows[u] < 0;
+  });
+  const bool merges = team.any(cut);
+  const std::int64_t work = best << list.shift;
+  list.predicted_ps = detail::greater<std::int64_t>(0, work - saved_ps / workers) + cost.launch_ps() * (merges ? 2 : 1);
+}
+
+/// Units and parts of the cut in force, or, with num_nodes = 0, of none.
+template <class Team>
+HEADWATER_ON_TEAM UnitList make_units(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
+                                      PlannerScratch& s, std::int32_t num_nodes, std::int64_t saved_ps) {
+  UnitList list;
+  list.num_nodes = num_nodes;
+  list_units(team, cost, in, s, list);
+  if (list.num_units < 0) return list;
+  if (list.num_units == 0) {
+    list.fits = true;
+    return list;
+  }
+  const std::int64_t sum = cost_units(team, cost, in, s, list);
+  balance(team, cost, in, s, list, sum, saved_ps);
+  return list;
+}
+
+}  // namespace headwater::cuda
