@@ -16,23 +16,62 @@
 namespace headwater::cuda {
 namespace {
 
-constexpr std::size_t kQueueBytes = 2 * sizeof(std::int32_t);
+constexpr std::size_t kQueueBytes = sizeof(std::int32_t);
 constexpr std::size_t kAlignment = 16;  ///< of the arrays in a blob
 
 std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-template <class Element>
-std::size_t bytes_of(std::int64_t count) {
-  return aligned(static_cast<std::size_t>(count) * sizeof(Element));
-}
+/// Takes arrays one behind the other out of a block of memory.
+class Arrays {
+ public:
+  explicit Arrays(std::byte* data) : data_(data) {}
+
+  template <class Element>
+  Element* take(std::int64_t count) {
+    const std::size_t at = bytes_;
+    bytes_ += aligned(static_cast<std::size_t>(count) * sizeof(Element));
+    return reinterpret_cast<Element*>(data_ + at);
+  }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_;
+  std::size_t bytes_ = 0;
+};
+
+/// A plan's arrays in a block of memory, as PlanView has them, to be written. Page ids come last: of them, only those
+/// in use are copied.
+struct Blob {
+  Header* header;
+  detail::WorkItem* items;
+  ItemRow* item_rows;
+  std::int32_t* merge_rows;
+  std::int32_t* merge_indptr;
+  std::int32_t* merge_slots;
+  std::int32_t* empty_rows;
+  std::int32_t* page_ids;
+  std::size_t page_ids_at;
+  std::size_t bytes;
+
+  Blob(std::byte* data, const Capacity& c) {
+    Arrays arrays(data);
+    header = arrays.take<Header>(1);
+    items = arrays.take<detail::WorkItem>(c.max_items);
+    item_rows = arrays.take<ItemRow>(c.max_rows + c.max_partials);
+    merge_rows = arrays.take<std::int32_t>(c.max_rows);
+    merge_indptr = arrays.take<std::int32_t>(c.max_rows + 1);
+    merge_slots = arrays.take<std::int32_t>(c.max_partials);
+    empty_rows = arrays.take<std::int32_t>(c.max_rows);
+    page_ids_at = arrays.bytes();
+    page_ids = arrays.take<std::int32_t>(c.max_page_ids);
+    bytes = arrays.bytes();
+  }
+};
 
 std::size_t blob_bytes_of(const Capacity& c) {
-  return aligned(sizeof(Header)) + bytes_of<detail::WorkItem>(c.max_items) + bytes_of<detail::RowRange>(c.max_rows) +
-         bytes_of<std::int32_t>(c.max_rows + c.max_partials) + 2 * bytes_of<std::int32_t>(c.max_rows) +
-         bytes_of<std::int32_t>(c.max_rows + 1) + bytes_of<std::int32_t>(c.max_partials) +
-         bytes_of<std::int32_t>(c.max_page_ids);
+  return Blob(nullptr, c).bytes;
 }
 
 std::int64_t pages_of(const detail::WorkItem& item, int page_size) {
@@ -42,6 +81,7 @@ std::int64_t pages_of(const detail::WorkItem& item, int page_size) {
 std::int64_t page_ids_of(const detail::PlanData& plan) {
   std::int64_t count = 0;
   for (const detail::WorkItem& item : plan.items) {
+    if (item.kv_head_begin != 0) continue;
     count += pages_of(item, plan.page_size[static_cast<std::size_t>(item.view)]);
   }
   return count;
@@ -53,56 +93,39 @@ void check_field(const char* name, std::int64_t got, std::int64_t capacity) {
                                                 ", expected at least " + std::to_string(got) + " for this plan");
 }
 
-/// Writes arrays one behind the other.
-class Packer {
- public:
-  explicit Packer(std::byte* to) : to_(to), at_(aligned(sizeof(Header))) {}
+template <class Element>
+void copy(const std::vector<Element>& from, Element* to) {
+  if (!from.empty()) std::memcpy(to, from.data(), from.size() * sizeof(Element));
+}
 
-  template <class Element>
-  Element* reserve(std::int64_t count, std::int32_t& offset) {
-    offset = static_cast<std::int32_t>(at_);
-    at_ += bytes_of<Element>(count);
-    return reinterpret_cast<Element*>(to_ + offset);
-  }
-  template <class Element>
-  void add(const std::vector<Element>& from, std::int32_t& offset) {
-    Element* to = reserve<Element>(static_cast<std::int64_t>(from.size()), offset);
-    if (!from.empty()) std::memcpy(to, from.data(), from.size() * sizeof(Element));
-  }
-  [[nodiscard]] std::size_t bytes() const { return at_; }
-
- private:
-  std::byte* to_;
-  std::size_t at_;
-};
-
-/// The plan's arrays into `to`; returns the bytes used.
-std::size_t pack(const detail::PlanData& plan, std::int64_t num_page_ids, std::byte* to) {
-  Packer packer(to);
-  Header header;
-  header.num_items = static_cast<std::int32_t>(plan.items.size());
-  header.num_merge_rows = static_cast<std::int32_t>(plan.merge_rows.size());
-  header.num_empty_rows = static_cast<std::int32_t>(plan.empty_rows.size());
-  if (!plan.items.empty()) header.heads_per_item = plan.items[0].kv_head_end - plan.items[0].kv_head_begin;
-  auto* items = packer.reserve<detail::WorkItem>(header.num_items, header.items);
-  packer.add(plan.rows, header.rows);
-  packer.add(plan.item_rows, header.item_rows);
-  packer.add(plan.merge_rows, header.merge_rows);
-  packer.add(plan.merge_indptr, header.merge_indptr);
-  packer.add(plan.merge_slots, header.merge_slots);
-  packer.add(plan.empty_rows, header.empty_rows);
-  auto* ids = packer.reserve<std::int32_t>(num_page_ids, header.page_ids);
+/// The plan's arrays into a blob; returns the bytes used.
+std::size_t pack(const detail::PlanData& plan, const Blob& to) {
+  // Heads are dealt to thread blocks here: the parts of an item that the plan split by heads, which follow one another,
+  // become one.
+  std::int32_t num_items = 0;
   std::int32_t at = 0;
-  for (std::size_t i = 0; i < plan.items.size(); ++i) {
-    const detail::WorkItem& item = plan.items[i];
+  for (const detail::WorkItem& item : plan.items) {
+    if (item.kv_head_begin != 0) continue;
     const std::int64_t pages = pages_of(item, plan.page_size[static_cast<std::size_t>(item.view)]);
-    std::copy_n(plan.page_ids.data() + item.page_begin, pages, ids + at);
-    items[i] = item;
-    items[i].page_begin = at;
+    std::copy_n(plan.page_ids.data() + item.page_begin, pages, to.page_ids + at);
+    detail::WorkItem& mine = to.items[num_items++];
+    mine = item;
+    mine.kv_head_end = static_cast<std::int16_t>(plan.shape.num_kv_heads);
+    mine.page_begin = at;
     at += static_cast<std::int32_t>(pages);
   }
-  std::memcpy(to, &header, sizeof(header));
-  return packer.bytes();
+  for (std::size_t i = 0; i < plan.item_rows.size(); ++i) {
+    const std::int32_t row = plan.item_rows[i];
+    const detail::RowRange& range = plan.rows[static_cast<std::size_t>(row)];
+    to.item_rows[i] = {row, range.lo, range.hi, range.pos};
+  }
+  copy(plan.merge_rows, to.merge_rows);
+  copy(plan.merge_indptr, to.merge_indptr);
+  copy(plan.merge_slots, to.merge_slots);
+  copy(plan.empty_rows, to.empty_rows);
+  *to.header = {num_items, static_cast<std::int32_t>(plan.merge_rows.size()),
+                static_cast<std::int32_t>(plan.empty_rows.size())};
+  return to.page_ids_at + static_cast<std::size_t>(at) * sizeof(std::int32_t);
 }
 
 void check_plan(const detail::PlanData& plan, const AttentionShape& shape) {
@@ -142,6 +165,7 @@ DeviceBuffer::~DeviceBuffer() {
 
 Staging::Staging(std::size_t bytes) {
   check(cudaMallocHost(reinterpret_cast<void**>(&data), bytes), "cudaMallocHost");
+  std::memset(data, 0, bytes);  // gaps between arrays are copied, too
   const cudaError_t status = cudaEventCreateWithFlags(&copied, cudaEventDisableTiming);
   if (status == cudaSuccess) return;
   cudaFreeHost(data);
@@ -174,11 +198,15 @@ DevicePlan::Impl::Impl(const AttentionShape& s, const Capacity& c)
   stages = launch.stages;
   shared_bytes = launch.shared_bytes;
   num_blocks = launch.num_blocks;
-  early_merge = launch.early_merge;
+  hopper = launch.hopper;
+  if (hopper) maps.emplace();
   const std::int64_t merge_warps = c.max_rows * s.num_qo_heads;
   num_merge_blocks = static_cast<int>(
       std::clamp<std::int64_t>((merge_warps + kMergeWarps - 1) / kMergeWarps, 1, launch.most_merge_blocks));
   check(cudaMemset(queue.data, 0, kQueueBytes), "cudaMemset");
+  const Blob there(blob.data, c);
+  view = {there.header,       there.items,       there.item_rows,  there.merge_rows,
+          there.merge_indptr, there.merge_slots, there.empty_rows, there.page_ids};
   facts.shape = s;
 }
 
@@ -216,7 +244,7 @@ void DevicePlan::upload(const Plan& plan, Stream stream) {
 
   Staging& staging = self.staging[static_cast<std::size_t>(self.turn)];
   check(cudaEventSynchronize(staging.copied), "cudaEventSynchronize");
-  const std::size_t bytes = pack(data, num_page_ids, staging.data);
+  const std::size_t bytes = pack(data, Blob(staging.data, self.capacity));
   check(cudaMemcpyAsync(self.blob.data, staging.data, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
   check(cudaEventRecord(staging.copied, stream), "cudaEventRecord");
   self.turn = 1 - self.turn;

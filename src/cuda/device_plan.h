@@ -2,9 +2,11 @@
 #pragma once
 
 #include <array>
+#include <optional>
 
 #include "cuda/kernels.h"
 #include "cuda/params.h"
+#include "cuda/tensor_map.h"
 #include "headwater/cuda.h"
 #include "plan/plan_data.h"
 
@@ -41,12 +43,14 @@ struct DevicePlan::Impl {
   const AttendKernel* kernel;
   int stages = 3;
   int shared_bytes = 0;
-  bool early_merge = false;  ///< the device knows dependent launches (sm_90)
+  bool hopper = false;  ///< the device knows dependent launches and bulk copies (sm_90)
   int num_merge_blocks = 0;
   int num_blocks = 0;  ///< of the attend kernel: as many as the device holds at once
   std::size_t blob_bytes = 0;
   DeviceBuffer blob;
+  PlanView view;  ///< the blob's arrays
   DeviceBuffer queue;
+  std::optional<MapEncoder> maps;  ///< where the device has a bulk copy engine
   std::array<Staging, 2> staging;
   int turn = 0;
   bool uploaded = false;

@@ -1,13 +1,13 @@
 // Attention of few stacked rows (8, 16 or 32): the decode case. Operands are swapped, S^T = K Q^T and O^T = V^T P^T, so
 // that query rows lie on the narrow side (8) of the matrix instruction and little of it is padding.
 //
-// The four warps work on 16-key tiles in turn, each with its own pipeline of asynchronous copies and its own softmax:
-// no barrier inside the loop. A column of S^T and of O^T is a stacked row in the same thread, so rescaling needs no
+// The four warps work on 16-key tiles in turn, each with its own pipeline of copies and its own softmax: no barrier of
+// the block inside the loop. A column of S^T and of O^T is a stacked row in the same thread, so rescaling needs no
 // exchange; P^T becomes the second product's operand by transposing 8x8 blocks in registers. At the end the four states
 // are put together through shared memory.
 //
-// Shared memory: RowTile | q [kN, kDqk] | stages x (K [16, kDqk] | V [16, kDvo]) for each warp | widened fp8 tiles. The
-// states take the place of the stages.
+// Shared memory: for each warp stages x (K [16, kDqk] | V [16, kDvo]) | a widened tile (fp8); then q [kN, kDqk] |
+// RowTile. The states take the place of the stages.
 #pragma once
 
 #include "cuda/leave.cuh"
@@ -21,48 +21,48 @@ class FewRows {
   static constexpr int kColumns = kN / 8;
   static constexpr int kSteps = kDqk / 16;
   static constexpr int kBlocks = kDvo / 16;
-  using QLayout = PaddedLayout<kDqk * 2>;
-  using KLayout = PaddedLayout<kDqk * 2>;
-  using VLayout = PaddedLayout<kDvo * 2>;
-  using Loader = KvLoader<T, kDqk, kDvo, KLayout, VLayout>;
-  static constexpr int kQBytes = kN * (kDqk * 2 + kPad);
-  static constexpr int kKBytes = kTileKeys * (kDqk * T::kKvBytes + kPad);
-  static constexpr int kStageBytes = kKBytes + kTileKeys * (kDvo * T::kKvBytes + kPad);
-  static constexpr int kWideKBytes = kTileKeys * (kDqk * 2 + kPad);
-  static constexpr int kWideBytes = T::kFp8 ? kWideKBytes + kTileKeys * (kDvo * 2 + kPad) : 0;
+  using Loader = KvLoader<T, kDqk, kDvo, kTileKeys>;
+  using QLayout = TileLayout<kN, kDqk>;
+  using KLayout = TileLayout<kTileKeys, kDqk>;
+  using VLayout = TileLayout<kTileKeys, kDvo>;
+  static constexpr int kKBytes = Loader::KLayout::kBytes;
+  static constexpr int kStageBytes = kKBytes + Loader::VLayout::kBytes;
+  static constexpr int kWideBytes = T::kFp8 ? KLayout::kBytes + VLayout::kBytes : 0;
   static constexpr int kOPitch = kDvo + 4;           ///< floats
   static constexpr bool kKeepQ = kN * kDqk <= 2048;  ///< q's fragments stay in registers
 
- public:
-  __host__ __device__ static constexpr int shared_bytes(int stages) {
+  __host__ __device__ static constexpr int pipeline_bytes(int stages) {
     const int pipeline = kWarps * (stages * kStageBytes + kWideBytes);
     const int states = kWarps * kN * (kOPitch + 2) * 4;
-    return static_cast<int>(sizeof(RowTile<kN>)) + kQBytes + (pipeline > states ? pipeline : states);
+    return pipeline > states ? pipeline : states;
+  }
+
+ public:
+  __host__ __device__ static constexpr int shared_bytes(int stages) {
+    return pipeline_bytes(stages) + QLayout::kBytes + static_cast<int>(sizeof(RowTile<kN>));
   }
 
   __device__ static void attend(const AttendParams& p, const detail::WorkItem& item, int head, int begin, int count,
-                                unsigned char* shared) {
-    RowTile<kN>& tile = *reinterpret_cast<RowTile<kN>*>(shared);
-    unsigned char* q = shared + sizeof(RowTile<kN>);
-    unsigned char* pipeline = q + kQBytes;
-    FewRows self(p, item, head, tile, q, pipeline);
+                                unsigned char* shared, Barriers& barriers, unsigned& phases) {
+    unsigned char* q = shared + pipeline_bytes(p.stages);
+    RowTile<kN>& tile = *reinterpret_cast<RowTile<kN>*>(q + QLayout::kBytes);
+    FewRows self(p, item, head, tile, q, shared, barriers, phases);
     const RowFiller<kN, kDvo> rows(p, item, head, begin, count);
     self.start();
     rows.fill(tile, p);
     __syncthreads();
     load_q<kDqk, QLayout>(q, tile, p);
-    commit_copies();
-    wait_copies<0>();  // also the first stages: q is needed with them
+    wait_copies();
     __syncthreads();
     self.loop();
-    wait_copies<0>();
+    phases = self.phases_;
     __syncthreads();
     self.leave(count);
   }
 
  private:
   __device__ FewRows(const AttendParams& p, const detail::WorkItem& item, int head, const RowTile<kN>& tile,
-                     const unsigned char* q, unsigned char* pipeline)
+                     const unsigned char* q, unsigned char* pipeline, Barriers& barriers, unsigned phases)
       : p_(p),
         item_(item),
         head_(head),
@@ -72,7 +72,9 @@ class FewRows {
         loader_(p, item, head),
         lane_(static_cast<int>(threadIdx.x % 32)),
         warp_(static_cast<int>(threadIdx.x / 32)),
-        mine_(pipeline + warp_ * (p.stages * kStageBytes + kWideBytes)) {
+        mine_(pipeline + warp_ * (p.stages * kStageBytes + kWideBytes)),
+        barriers_(barriers.few[warp_]),
+        phases_(phases) {
     const int tiles = (item.num_tokens + kTileKeys - 1) / kTileKeys;
     num_tiles_ = tiles > warp_ ? (tiles - warp_ + kWarps - 1) / kWarps : 0;
 #pragma unroll
@@ -85,9 +87,8 @@ class FewRows {
   __device__ __forceinline__ void fetch(int i, int stage, std::int32_t pages) {
     if (i < num_tiles_) {
       unsigned char* to = mine_ + stage * kStageBytes;
-      loader_.load(first_of(i), pages, 0, to, to + kKBytes);
+      loader_.load(first_of(i), pages, 0, to, to + kKBytes, barriers_[stage]);
     }
-    commit_copies();
   }
 
   /// Fills all stages but one. pages_[0] is then that of the next tile to be copied.
@@ -118,21 +119,17 @@ class FewRows {
       __syncwarp();  // the stage before this one has been read by all lanes
       fetch(i + p_.stages - 1, stage == 0 ? p_.stages - 1 : stage - 1, pages_[0]);
       pages_[0] = loader_.page_of(first_of(i + p_.stages));
-      if (p_.stages == 2) {
-        wait_copies<1>();
-      } else {
-        wait_copies<2>();
-      }
-      __syncwarp();
+      wait(barriers_[stage], phases_ >> stage & 1U);
+      phases_ ^= 1U << stage;
       unsigned char* k = mine_ + stage * kStageBytes;
       unsigned char* v = k + kKBytes;
       if constexpr (T::kFp8) {
         unsigned char* wide = mine_ + p_.stages * kStageBytes;
         widen_rows<Element, kDqk, KLayout>(wide, 0, k);
-        widen_rows<Element, kDvo, VLayout>(wide + kWideKBytes, 0, v);
+        widen_rows<Element, kDvo, VLayout>(wide + KLayout::kBytes, 0, v);
         __syncwarp();
         k = wide;
-        v = wide + kWideKBytes;
+        v = wide + KLayout::kBytes;
       }
       attend_tile(first_of(i), scale, k, v);
       if (++stage == p_.stages) stage = 0;
@@ -328,6 +325,8 @@ class FewRows {
   int lane_;
   int warp_;
   unsigned char* mine_;
+  Barrier* barriers_;  ///< of this warp's stages
+  unsigned phases_;    ///< bit s: parity of the phase that stage s's barrier is in
   int num_tiles_;
   std::int32_t pages_[3];
   float max_[kColumns][2];

@@ -12,7 +12,6 @@ struct AttendKernel {
   const void* function = nullptr;
   int threads = 0;
   int (*shared_bytes)(int stages) = nullptr;
-  int tile_rows = 0;  ///< stacked rows of its largest tile
 };
 
 /// Types and head sizes of an instance. `fp8`: KV is fp8, else it has q's type.

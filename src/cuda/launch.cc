@@ -93,7 +93,7 @@ LaunchShape launch_shape(const AttendKernel& kernel) {
   shape.most_merge_blocks = 8 * multiprocessors;
   int major = 0;
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  shape.early_merge = major >= 9;
+  shape.hopper = major >= 9;
   return shape;
 }
 

@@ -1,8 +1,8 @@
 // Attention of many stacked rows (64 or 128): a shared span with many members, a prefill chunk. Operands as usual,
 // S = Q K^T and O = P V: rows on the wide side of the matrix instruction, 16 of every 64 to each warp.
 //
-// All warps read the same tile of 64 keys; two tiles are in flight, each warp copies 16 keys of a tile. The products
-// themselves are a class of their own (MmaProducts, WgmmaProducts), as is the layout in shared memory that they want.
+// All warps read the same tile of 64 keys; while it is worked on the next one comes, 16 keys by each warp. The products
+// themselves are a class of their own (MmaProducts, WgmmaProducts).
 //
 // Shared memory: q [kRows, kDqk] | 2 x (K [64, kDqk] | V [64, kDvo]) | a widened tile (fp8) | RowTile.
 #pragma once
@@ -29,18 +29,17 @@ class ManyRows {
   static constexpr bool kWgmma = kHasWgmma && kDqk % 64 == 0 && kDvo % 64 == 0;
   using Products =
       std::conditional_t<kWgmma, WgmmaProducts<Element, kDqk, kDvo, kRows>, MmaProducts<Element, kDqk, kDvo, kRows>>;
-  using Loader = KvLoader<T, kDqk, kDvo, typename Products::KLayout, typename Products::VLayout>;
+  using Loader = KvLoader<T, kDqk, kDvo, kKeys>;
+  using QLayout = TileLayout<kRows, kDqk>;
+  using KLayout = TileLayout<kKeys, kDqk>;
+  using VLayout = TileLayout<kKeys, kDvo>;
   static_assert(kRows % 64 == 0);
 
-  // The same for either kind of products, so that the host need not know which one the device runs.
-  static constexpr int kQBytes = kRows * (kDqk * 2 + kPad);
-  static constexpr int kKBytes = kKeys * (kDqk * T::kKvBytes + kPad);
-  static constexpr int kStageBytes = kKBytes + kKeys * (kDvo * T::kKvBytes + kPad);
-  static constexpr int kWideKBytes = kKeys * (kDqk * 2 + kPad);
-  static constexpr int kWideBytes = T::kFp8 ? kWideKBytes + kKeys * (kDvo * 2 + kPad) : 0;
-  static constexpr int kOBytes = kRows * (kDvo + 4) * 4;
-  static_assert(kOBytes <= kQBytes + kStages * kStageBytes + kWideBytes);
-  static_assert(kQBytes % 1024 == 0 && kStageBytes % 1024 == 0 && kKBytes % 1024 == 0 && kWideKBytes % 1024 == 0,
+  static constexpr int kQBytes = QLayout::kBytes;
+  static constexpr int kKBytes = Loader::KLayout::kBytes;
+  static constexpr int kStageBytes = kKBytes + Loader::VLayout::kBytes;
+  static constexpr int kWideBytes = T::kFp8 ? KLayout::kBytes + VLayout::kBytes : 0;
+  static_assert(kQBytes % 1024 == 0 && kStageBytes % 1024 == 0 && kKBytes % 1024 == 0 && KLayout::kBytes % 1024 == 0,
                 "swizzled tiles start at multiples of 1024 bytes");
 
  public:
@@ -49,23 +48,26 @@ class ManyRows {
   }
 
   __device__ static void attend(const AttendParams& p, const detail::WorkItem& item, int head, int begin, int count,
-                                unsigned char* shared) {
+                                unsigned char* shared, Barriers& barriers, unsigned& phases) {
     unsigned char* pipeline = shared + kQBytes;
     auto& tile = *reinterpret_cast<RowTile<kRows>*>(pipeline + kStages * kStageBytes + kWideBytes);
-    ManyRows self(p, item, head, tile, shared, pipeline);
+    ManyRows self(p, item, head, tile, shared, pipeline, barriers, phases);
     const RowFiller<kRows, kDvo> rows(p, item, head, begin, count);
     self.fetch(0);
     rows.fill(tile, p);
     __syncthreads();
-    load_q<kDqk, typename Products::QLayout>(shared, tile, p);
-    commit_copies();
+    load_q<kDqk, QLayout>(shared, tile, p);
+    wait_copies();
+    if constexpr (kWgmma) publish_shared();
     self.loop();
+    phases = self.phases_;
     self.leave(count);
   }
 
  private:
   __device__ __forceinline__ ManyRows(const AttendParams& p, const detail::WorkItem& item, int head,
-                                      const RowTile<kRows>& tile, unsigned char* q, unsigned char* pipeline)
+                                      const RowTile<kRows>& tile, unsigned char* q, unsigned char* pipeline,
+                                      Barriers& barriers, unsigned phases)
       : p_(p),
         item_(item),
         head_(head),
@@ -74,7 +76,9 @@ class ManyRows {
         pipeline_(pipeline),
         loader_(p, item, head),
         lane_(static_cast<int>(threadIdx.x % 32)),
-        warp_(static_cast<int>(threadIdx.x / 32)) {
+        warp_(static_cast<int>(threadIdx.x / 32)),
+        barriers_(barriers.many),
+        phases_(phases) {
     pages_ = loader_.page_of(warp_ * kTileKeys);
   }
 
@@ -83,10 +87,9 @@ class ManyRows {
     const std::int32_t first = i * kKeys + warp_ * kTileKeys;
     if (i * kKeys < item_.num_tokens) {
       unsigned char* k = pipeline_ + i % kStages * kStageBytes;
-      loader_.load(first, pages_, warp_ * kTileKeys, k, k + kKBytes);
+      loader_.load(first, pages_, warp_ * kTileKeys, k, k + kKBytes, barriers_[i % kStages]);
       pages_ = loader_.page_of(first + kKeys);
     }
-    commit_copies();
   }
 
   __device__ __forceinline__ void loop() {
@@ -100,36 +103,35 @@ class ManyRows {
     const float scale = scale_of(p_, head_);
     const int num_tiles = (item_.num_tokens + kKeys - 1) / kKeys;
     for (int i = 0; i < num_tiles; ++i) {
-      fetch(i + 1);
-      wait_copies<1>();
+      wait(barriers_[i % kStages], phases_ >> (kManyPhase + i % kStages) & 1U);
+      phases_ ^= 1U << (kManyPhase + i % kStages);
       unsigned char* k = pipeline_ + i % kStages * kStageBytes;
       unsigned char* v = k + kKBytes;
       const std::int32_t mine = warp_ * kTileKeys;
       const std::int32_t first = i * kKeys;
       if constexpr (T::kFp8) {
-        __syncwarp();
+        __syncthreads();  // all warps are through with the widened tile i - 1
         unsigned char* wide = pipeline_ + kStages * kStageBytes;
-        widen_rows<Element, kDqk, typename Products::KLayout>(wide, mine, k);
-        widen_rows<Element, kDvo, typename Products::VLayout>(wide + kWideKBytes, mine, v);
+        widen_rows<Element, kDqk, KLayout>(wide, mine, k);
+        widen_rows<Element, kDvo, VLayout>(wide + KLayout::kBytes, mine, v);
         k = wide;
-        v = wide + kWideKBytes;
+        v = wide + KLayout::kBytes;
       }
       const bool masked = first < item_.unmasked_begin || first + kKeys > item_.unmasked_end;
       if (masked) {
         __syncwarp();
-        clear_unseen<kDvo, typename Products::VLayout>(v, mine, tile_, p_.num_sink_tokens,
-                                                       item_.pos_begin + first + mine);
+        clear_unseen<kDvo, VLayout>(v, mine, tile_, p_.num_sink_tokens, item_.pos_begin + first + mine);
       }
-      if constexpr (kWgmma) publish_to_products();
-      __syncthreads();
+      if (kWgmma && (masked || T::kFp8 || !loader_.bulk())) publish_shared();
+      __syncthreads();  // tile i is there, and all warps are through with tile i - 1
       const bool plain = !masked && p_.soft_cap <= 0.0F && p_.alibi_slopes == nullptr && scale > 0.0F;
-      Products::attend(q_, k, v, o_, [&](int m, float(&s)[kKeys / 8][4]) {
-        if (!plain) adjust(m, s, scale, first, masked);
-        soften(m, s, plain ? scale : 1.0F);
-      });
-      __syncthreads();
+      Products::attend(
+          q_, k, v, o_, [&] { fetch(i + 1); },
+          [&](int m, float(&s)[kKeys / 8][4]) {
+            if (!plain) adjust(m, s, scale, first, masked);
+            soften(m, s, plain ? scale : 1.0F);
+          });
     }
-    wait_copies<0>();
   }
 
   /// Stacked row of the tile that this thread holds as row h of block m.
@@ -193,10 +195,8 @@ class ManyRows {
     }
   }
 
-  /// States of this warp's rows, by way of shared memory (O [kRows, kDvo + 4] in place of q and the stages).
+  /// Stores the states of this warp's rows.
   __device__ __forceinline__ void leave(int count) {
-    constexpr int kOPitch = kDvo + 4;
-    auto* o = reinterpret_cast<float*>(q_);
     const bool partial = item_.partial_begin >= 0;
     const float v_scale = p_.v_scale.data == nullptr ? 1.0F : p_.v_scale.data[head_ * p_.v_scale.stride];
 #pragma unroll
@@ -212,20 +212,17 @@ class ManyRows {
           leave_lse(p_, tile_, partial, kDvo, n, sum == 0.0F ? minus_infinity() : max_[m][h] + log2f(sum), factor);
         }
         factor = __shfl_sync(0xffffffffU, factor, lane_ / 4 * 4) * v_scale;
-        float* to = o + n * kOPitch + 2 * (lane_ % 4);
+        if (n >= count) continue;
+        const auto value = [&](int d) { return float2{o_[m][d][2 * h] * factor, o_[m][d][2 * h + 1] * factor}; };
+        if (partial) {
+          float* to = p_.partial_o + tile_.to[n] + 2 * (lane_ % 4);
 #pragma unroll
-        for (int d = 0; d < kDvo / 8; ++d) {
-          *reinterpret_cast<float2*>(to + d * 8) = {o_[m][d][2 * h] * factor, o_[m][d][2 * h + 1] * factor};
+          for (int d = 0; d < kDvo / 8; ++d) *reinterpret_cast<float2*>(to + d * 8) = value(d);
+        } else {
+#pragma unroll
+          for (int d = 0; d < kDvo / 8; ++d) store_output2(p_.out, tile_.to[n] + 2 * (lane_ % 4) + d * 8, value(d));
         }
       }
-    }
-    __syncthreads();
-    constexpr int kQuads = kDvo / 4;
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < count * kQuads; i += kThreads) {
-      const int n = i / kQuads;
-      const int d = i % kQuads * 4;
-      leave_o(p_, tile_, partial, n, d, *reinterpret_cast<const float4*>(o + n * kOPitch + d));
     }
   }
 
@@ -238,6 +235,8 @@ class ManyRows {
   Loader loader_;
   int lane_;
   int warp_;
+  Barrier* barriers_;  ///< of the stages
+  unsigned phases_;    ///< bit kManyPhase + s: parity of the phase that stage s's barrier is in
   std::int32_t pages_;
   float max_[kBlocks][2];
   float sum_[kBlocks][2];

@@ -64,23 +64,22 @@ __device__ void merge_row(const MergeParams& p, std::int32_t row, int head, cons
 
 __global__ void __launch_bounds__(32 * kMergeWarps) merge_rows(const __grid_constant__ MergeParams p) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const Header& header = p.plan.header();
-  const auto* merge_indptr = p.plan.at<std::int32_t>(header.merge_indptr);
+  // Every warp waits, also those without a row: this kernel must not end before the one that it may overtake. The plan
+  // was there before that one.
+  const Header header = *p.plan.header;
   const int merged = header.num_merge_rows;
   const int total = (merged + header.num_empty_rows) * p.num_qo_heads;
-  const int warps = static_cast<int>(gridDim.x) * (kMergeWarps);
-  // Every warp waits, also those without a row: this kernel must not end before the one that it may overtake.
+  const int warps = static_cast<int>(gridDim.x) * kMergeWarps;
   wait_for_previous();
-  for (int i = static_cast<int>(blockIdx.x) * (kMergeWarps) + static_cast<int>(threadIdx.x / 32); i < total;
-       i += warps) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.queue = 0;
+  for (int i = static_cast<int>(blockIdx.x) * kMergeWarps + static_cast<int>(threadIdx.x / 32); i < total; i += warps) {
     const int at = i / p.num_qo_heads;
     const int head = i % p.num_qo_heads;
     if (at < merged) {
-      const std::int32_t first = merge_indptr[at];
-      merge_row(p, p.plan.at<std::int32_t>(header.merge_rows)[at], head,
-                p.plan.at<std::int32_t>(header.merge_slots) + first, merge_indptr[at + 1] - first, lane);
+      const std::int32_t first = p.plan.merge_indptr[at];
+      merge_row(p, p.plan.merge_rows[at], head, p.plan.merge_slots + first, p.plan.merge_indptr[at + 1] - first, lane);
     } else {
-      write_empty(p, p.plan.at<std::int32_t>(header.empty_rows)[at - merged], head, lane);
+      write_empty(p, p.plan.empty_rows[at - merged], head, lane);
     }
   }
 }

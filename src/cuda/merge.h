@@ -7,7 +7,8 @@
 namespace headwater::cuda {
 
 struct MergeParams {
-  DeviceBlob plan;
+  PlanView plan;
+  std::int32_t* queue = nullptr;  ///< of the attend kernel before: set back
   Output out;
   std::int32_t num_qo_heads = 0;
   std::int32_t head_dim = 0;

@@ -1,5 +1,4 @@
-// The products of many rows by mma.sync (sm_80 and newer). Rows in shared memory are padded by 16 bytes, so that eight
-// of them lie in eight bank groups.
+// The products of many rows by mma.sync (sm_80 and newer).
 #pragma once
 
 #include "cuda/rows.cuh"
@@ -10,14 +9,17 @@ template <class Element, int kDqk, int kDvo, int kRows>
 struct MmaProducts {
   static constexpr int kKeys = 64;
   static constexpr int kBlocks = kRows / 64;
-  using QLayout = PaddedLayout<kDqk * 2>;
-  using KLayout = PaddedLayout<kDqk * 2>;
-  using VLayout = PaddedLayout<kDvo * 2>;
+  using QLayout = TileLayout<kRows, kDqk>;
+  using KLayout = TileLayout<kKeys, kDqk>;
+  using VLayout = TileLayout<kKeys, kDvo>;
 
-  /// o += softmax step of q k^T, times v; `soften(m, s)` turns scores of block m into weights.
-  template <class Soften>
+  /// o += softmax step of q k^T, times v; `soften(m, s)` turns scores of block m into weights, `meanwhile()` is called
+  /// once, where there is time.
+  template <class Meanwhile, class Soften>
   __device__ __forceinline__ static void attend(const unsigned char* q, const unsigned char* k, const unsigned char* v,
-                                                float (&o)[kBlocks][kDvo / 8][4], Soften&& soften) {
+                                                float (&o)[kBlocks][kDvo / 8][4], Meanwhile&& meanwhile,
+                                                Soften&& soften) {
+    meanwhile();
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int warp = static_cast<int>(threadIdx.x / 32);
     float s[kBlocks][kKeys / 8][4] = {};

@@ -46,6 +46,26 @@ __device__ __forceinline__ void store_output4(const Output& out, std::int64_t at
   }
 }
 
+/// Stores two neighbouring elements of O.
+__device__ __forceinline__ void store_output2(const Output& out, std::int64_t at, float2 o) {
+  if (out.dtype == DType::f32) {
+    float* to = static_cast<float*>(out.data) + at;
+    if (out.aligned) {
+      *reinterpret_cast<float2*>(to) = o;
+    } else {
+      to[0] = o.x, to[1] = o.y;
+    }
+    return;
+  }
+  const std::uint32_t two = out.dtype == DType::f16 ? pack<__half>(o.x, o.y) : pack<__nv_bfloat16>(o.x, o.y);
+  auto* to = static_cast<std::uint16_t*>(out.data) + at;
+  if (out.aligned) {
+    *reinterpret_cast<std::uint32_t*>(to) = two;
+  } else {
+    to[0] = static_cast<std::uint16_t>(two), to[1] = static_cast<std::uint16_t>(two >> 16);
+  }
+}
+
 __device__ __forceinline__ void store_lse(const Output& out, std::int32_t row, int head, float lse) {
   if (out.lse == nullptr) return;
   out.lse[row * out.lse_row_stride + head * out.lse_head_stride] = out.natural ? lse * kLn2 : lse;

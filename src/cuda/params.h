@@ -1,7 +1,7 @@
 // What the CUDA kernels read: plain structs, passed by value or copied to the device. Host and device code include it.
 //
-// A plan on the device is one blob at one address: a Header, then the arrays of PlanData that kernels read, packed. A
-// captured graph remembers the blob's address only, and so serves every later plan within the capacity.
+// A plan on the device is one block of memory: a Header, then arrays at places that depend on the capacity alone. A
+// captured graph remembers these addresses, and so serves every later plan within the capacity.
 #pragma once
 
 #include <cstdint>
@@ -19,32 +19,31 @@ namespace headwater::cuda {
 /// KV caches of one call: one, or one per level of an explicit cascade.
 inline constexpr int kMaxViews = 8;
 
-/// The head of a plan's blob: counts, and where its arrays start, in bytes from the blob's start. They change from plan
-/// to plan; kernels read them from the device.
+/// Counts of the plan in force.
 struct Header {
   std::int32_t num_items = 0;
-  std::int32_t heads_per_item = 1;  ///< KV heads of an item: the work of a thread block is one of them
   std::int32_t num_merge_rows = 0;
   std::int32_t num_empty_rows = 0;
-  std::int32_t items = 0;         ///< detail::WorkItem [num_items], page_begin counted in this blob's page_ids
-  std::int32_t rows = 0;          ///< detail::RowRange [R]
-  std::int32_t item_rows = 0;     ///< int32
-  std::int32_t merge_rows = 0;    ///< int32 [num_merge_rows]
-  std::int32_t merge_indptr = 0;  ///< int32 [num_merge_rows + 1]
-  std::int32_t merge_slots = 0;   ///< int32
-  std::int32_t empty_rows = 0;    ///< int32 [num_empty_rows]
-  std::int32_t page_ids = 0;      ///< int32
 };
 
-/// A plan's blob on the device: a Header, then its arrays.
-struct DeviceBlob {
-  const unsigned char* data = nullptr;
+/// A query row of an item: where it lies, and the keys that it sees (detail::RowRange).
+struct ItemRow {
+  std::int32_t row = 0;
+  std::int32_t lo = 0;
+  std::int32_t hi = 0;
+  std::int32_t pos = 0;
+};
 
-  [[nodiscard]] HEADWATER_DEVICE const Header& header() const { return *reinterpret_cast<const Header*>(data); }
-  template <class Element>
-  [[nodiscard]] HEADWATER_DEVICE const Element* at(std::int32_t offset) const {
-    return reinterpret_cast<const Element*>(data + offset);
-  }
+/// A plan on the device. An item is for all KV heads; the work of a thread block is one of them.
+struct PlanView {
+  const Header* header = nullptr;
+  const detail::WorkItem* items = nullptr;     ///< [max_items]
+  const ItemRow* item_rows = nullptr;          ///< rows of all items
+  const std::int32_t* merge_rows = nullptr;    ///< [num_merge_rows]
+  const std::int32_t* merge_indptr = nullptr;  ///< [num_merge_rows + 1]
+  const std::int32_t* merge_slots = nullptr;
+  const std::int32_t* empty_rows = nullptr;  ///< [num_empty_rows]
+  const std::int32_t* page_ids = nullptr;
 };
 
 /// One side (K or V) of a paged cache; strides in bytes.
@@ -61,6 +60,12 @@ struct CacheView {
   std::int32_t page_shift = 4;  ///< log2(page_size)
   std::int32_t num_pages = 0;
   bool aligned = false;  ///< every row starts at a multiple of 16 bytes
+  bool mapped = false;   ///< its TensorMaps are there
+};
+
+/// A CUtensorMap: one side of a paged cache as the bulk copy engine sees it (tensor_map.h).
+struct alignas(64) TensorMap {
+  std::uint64_t words[16] = {};
 };
 
 /// One fp32 scale, one per KV head, or none.
@@ -83,8 +88,10 @@ struct Output {
 };
 
 struct AttendParams {
-  DeviceBlob plan;
-  std::int32_t* queue = nullptr;  ///< [2] next work, blocks done; both zero between launches
+  TensorMap k_maps[kMaxViews];
+  TensorMap v_maps[kMaxViews];
+  PlanView plan;
+  std::int32_t* queue = nullptr;  ///< next work, counted from the number of blocks; zero between runs
   CacheView kv[kMaxViews];
   const unsigned char* q = nullptr;
   std::int64_t q_row_stride = 0;  ///< bytes

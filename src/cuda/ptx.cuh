@@ -23,13 +23,16 @@ __device__ __forceinline__ void copy_async16(void* to, const void* from, bool wa
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;\n" ::: "memory");
-}
-/// Waits until at most kPending groups of this thread's copies are under way.
-template <int kPending>
+/// Waits for this thread's copies.
 __device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+  asm volatile("cp.async.wait_all;\n" ::: "memory");
+}
+/// Makes this thread's stores to shared memory (asynchronous ones too, once they are done) visible to matrix unit and
+/// bulk copy engine.
+__device__ __forceinline__ void publish_shared() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+#endif
 }
 
 /// Dependent launches (sm_90): the next kernel's blocks may start where there is room; they wait for this one's memory.

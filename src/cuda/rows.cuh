@@ -1,25 +1,16 @@
-// The query rows of a tile, and KV rows on their way to shared memory: what both attend kernels have in common.
+// The query rows of a tile, and scores and masks: what both attend kernels have in common.
 //
 // *Stacked* rows are (query row, query head of one KV head) pairs: stacked row n of an item is query row n / group_size
 // and query head n % group_size of the KV head at hand. A tile is 8 to 128 of them.
 #pragma once
 
+#include "cuda/kv_loader.cuh"
 #include "cuda/output.cuh"
-#include "cuda/params.h"
-#include "cuda/ptx.cuh"
 
 namespace headwater::cuda {
 
 inline constexpr int kThreads = 128;
 inline constexpr int kWarps = kThreads / 32;
-inline constexpr int kTileKeys = 16;  ///< KV rows that a warp loads at once
-inline constexpr int kPad = 16;       ///< bytes after each row in shared memory: eight rows lie in eight bank groups
-
-/// Rows of kBytes bytes in shared memory with kPad bytes after each.
-template <int kBytes>
-struct PaddedLayout {
-  __device__ __forceinline__ static int at(int row, int chunk) { return row * (kBytes + kPad) + chunk * 16; }
-};
 
 /// Weights of 16 rows x 16 keys (fragments 2 step and 2 step + 1 of a row block) as the first operand of a product.
 template <class Element, int kCount>
@@ -55,53 +46,29 @@ class RowFiller {
     if (n_ >= count) return;
     const int j = (begin + n_) / p.group_size;
     head_ = head * p.group_size + (begin + n_) - j * p.group_size;
-    row_ = p.plan.at<std::int32_t>(p.plan.header().item_rows)[item.row_begin + j];
+    row_ = p.plan.item_rows[item.row_begin + j];
     slot_ = item.partial_begin < 0 ? -1 : item.partial_begin + j;
   }
 
   __device__ __forceinline__ void fill(RowTile<kSize>& tile, const AttendParams& p) const {
     if (n_ >= kSize) return;
-    detail::RowRange range;
-    float slope = 0.0F;
-    if (row_ >= 0) {
-      range = p.plan.at<detail::RowRange>(p.plan.header().rows)[row_];
-      if (p.alibi_slopes != nullptr) slope = p.alibi_slopes[head_] * kLog2E;
-    }
-    tile.q_offset[n_] = row_ * p.q_row_stride + head_ * p.q_head_stride;
-    tile.to[n_] = slot_ < 0 ? row_ * p.out.row_stride + head_ * p.out.head_stride
+    tile.q_offset[n_] = row_.row * p.q_row_stride + head_ * p.q_head_stride;
+    tile.to[n_] = slot_ < 0 ? row_.row * p.out.row_stride + head_ * p.out.head_stride
                             : (std::int64_t{slot_} * p.num_qo_heads + head_) * kDvo;
-    tile.lo[n_] = range.lo;
-    tile.hi[n_] = range.hi;
-    tile.pos[n_] = range.pos;
-    tile.row[n_] = row_;
+    tile.lo[n_] = row_.lo;
+    tile.hi[n_] = row_.hi;
+    tile.pos[n_] = row_.pos;
+    tile.row[n_] = row_.row;
     tile.head[n_] = head_;
-    tile.slope[n_] = slope;
+    tile.slope[n_] = row_.row >= 0 && p.alibi_slopes != nullptr ? p.alibi_slopes[head_] * kLog2E : 0.0F;
   }
 
  private:
   int n_;
-  std::int32_t row_ = -1;
+  ItemRow row_{-1, 0, 0, 0};
   std::int32_t head_ = 0;
   std::int32_t slot_ = -1;
 };
-
-/// Bytes [0, 16) at `from` to shared memory, by elements of kElement bytes where `aligned` is false; zeros if unwanted.
-template <int kElement>
-__device__ __forceinline__ void copy16(unsigned char* to, const unsigned char* from, bool aligned, bool wanted) {
-  if (aligned) {
-    copy_async16(to, from, wanted);
-    return;
-  }
-#pragma unroll 1
-  for (int i = 0; i < 16; i += kElement) {
-    if constexpr (kElement == 2) {
-      *reinterpret_cast<std::uint16_t*>(to + i) =
-          wanted ? *reinterpret_cast<const std::uint16_t*>(from + i) : std::uint16_t{0};
-    } else {
-      to[i] = wanted ? from[i] : static_cast<unsigned char>(0);
-    }
-  }
-}
 
 /// q of a tile's rows, [kSize, kDim]; absent rows are zero. By all threads.
 template <int kDim, class Layout, int kSize>
@@ -116,96 +83,6 @@ __device__ __forceinline__ void load_q(unsigned char* to, const RowTile<kSize>& 
     copy16<2>(to + Layout::at(n, chunk), from, p.q_aligned, present);
   }
 }
-
-/// Rows at, at + 1, ... of 16 tokens, of which only those in `present` are there (the others become zeros), or whose
-/// addresses are no multiples of 16. Lane first_lane + t knows token t's address. Seldom needed, so not inlined.
-template <int kElement, int kChunks, class Layout>
-__device__ __noinline__ void copy_some_rows(const unsigned char* row, int first_lane, unsigned char* to, int at,
-                                            unsigned present, bool aligned) {
-#pragma unroll 1
-  for (int c = static_cast<int>(threadIdx.x % 32); c < kChunks * kTileKeys; c += 32) {
-    const int token = c / kChunks;
-    const int chunk = c % kChunks;
-    const auto from = reinterpret_cast<const unsigned char*>(
-        __shfl_sync(0xffffffffU, reinterpret_cast<unsigned long long>(row), first_lane + token));
-    copy16<kElement>(to + Layout::at(at + token, chunk), from + chunk * 16, aligned, (present >> token & 1U) != 0);
-  }
-}
-
-/// Loads KV rows of one item and head, kTileKeys tokens at a time, by one warp. Lanes 0-15 know where the tokens' K
-/// rows lie, lanes 16-31 their V rows; for each copy of 16 bytes a lane asks the one that knows.
-/// fp8 rows are padded, to be widened into the layout that is asked for.
-template <class T, int kDqk, int kDvo, class WantedKLayout, class WantedVLayout>
-struct KvLoader {
-  using KLayout = std::conditional_t<T::kFp8, PaddedLayout<kDqk>, WantedKLayout>;
-  using VLayout = std::conditional_t<T::kFp8, PaddedLayout<kDvo>, WantedVLayout>;
-
-  const std::int32_t* page_ids;  ///< of the item's first page
-  const unsigned char* data;     ///< K or V of this head, by lane
-  std::int64_t page_stride;
-  std::int64_t token_stride;
-  std::int32_t first_token;
-  std::int32_t num_tokens;
-  std::int32_t page_shift;
-  std::int32_t num_pages;
-  bool aligned;
-  int lane;
-
-  __device__ __forceinline__ KvLoader(const AttendParams& p, const detail::WorkItem& item, int head)
-      : page_ids(p.plan.at<std::int32_t>(p.plan.header().page_ids) + item.page_begin),
-        first_token(item.first_token),
-        num_tokens(item.num_tokens),
-        lane(static_cast<int>(threadIdx.x % 32)) {
-    const CacheView& cache = p.kv[item.view];
-    const PagedBytes& side = lane < kTileKeys ? cache.k : cache.v;
-    data = side.data + head * side.head_stride;
-    page_stride = side.page_stride;
-    token_stride = side.token_stride;
-    page_shift = cache.page_shift;
-    num_pages = cache.num_pages;
-    aligned = cache.aligned;
-  }
-
-  /// Page of token `first + lane % 16` of the item; -1: none.
-  [[nodiscard]] __device__ __forceinline__ std::int32_t page_of(std::int32_t first) const {
-    const std::int32_t t = first + lane % kTileKeys;
-    if (t >= num_tokens) return -1;
-    const std::int32_t page = page_ids[(first_token + t) >> page_shift];
-    return page < num_pages ? page : -1;
-  }
-
-  /// Starts the copies of tokens [first, first + 16), whose pages are `page` (lane % 16 each), to rows from `at` on of
-  /// the tiles k and v. Absent ones are zeros.
-  __device__ __forceinline__ void load(std::int32_t first, std::int32_t page, int at, unsigned char* k,
-                                       unsigned char* v) const {
-    const std::int32_t in_page = (first_token + first + lane % kTileKeys) & ((1 << page_shift) - 1);
-    const unsigned char* row = data;
-    if (page >= 0) row += page * page_stride + in_page * token_stride;
-    const unsigned present = __ballot_sync(0xffffffffU, page >= 0);
-    if (aligned && present == 0xffffffffU) {
-      copy_rows<kDqk * T::kKvBytes / 16, KLayout>(row, 0, k, at);
-      copy_rows<kDvo * T::kKvBytes / 16, VLayout>(row, kTileKeys, v, at);
-    } else {
-      copy_some_rows<T::kKvBytes, kDqk * T::kKvBytes / 16, KLayout>(row, 0, k, at, present, aligned);
-      copy_some_rows<T::kKvBytes, kDvo * T::kKvBytes / 16, VLayout>(row, kTileKeys, v, at, present, aligned);
-    }
-  }
-
- private:
-  template <int kChunks, class Layout>
-  __device__ __forceinline__ void copy_rows(const unsigned char* row, int first_lane, unsigned char* to, int at) const {
-    static_assert(kChunks * kTileKeys % 32 == 0);
-#pragma unroll
-    for (int i = 0; i < kChunks * kTileKeys / 32; ++i) {
-      const int c = lane + 32 * i;
-      const int token = c / kChunks;
-      const int chunk = c % kChunks;
-      const auto from = reinterpret_cast<const unsigned char*>(
-          __shfl_sync(0xffffffffU, reinterpret_cast<unsigned long long>(row), first_lane + token));
-      copy_async16(to + Layout::at(at + token, chunk), from + chunk * 16);
-    }
-  }
-};
 
 /// Whether key at position `pos` is seen by the row.
 __device__ __forceinline__ bool sees(std::int32_t lo, std::int32_t hi, std::int32_t sinks, std::int32_t pos) {
@@ -234,7 +111,7 @@ __device__ __forceinline__ void clear_unseen(unsigned char* v, int at, const Row
   __syncwarp();
 }
 
-/// Rows [at, at + 16) of fp8 to rows of 16-bit elements, by one warp.
+/// Rows [at, at + 16) of fp8, which lie plain, to rows of 16-bit elements, by one warp.
 template <class Element, int kDim, class Layout>
 __device__ __forceinline__ void widen_rows(unsigned char* to, int at, const unsigned char* from) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -243,7 +120,7 @@ __device__ __forceinline__ void widen_rows(unsigned char* to, int at, const unsi
     const int c = lane + 32 * i;
     const int row = at + c / (kDim / 16);
     const int chunk = c % (kDim / 16);
-    const uint4 raw = *reinterpret_cast<const uint4*>(from + PaddedLayout<kDim>::at(row, chunk));
+    const uint4 raw = *reinterpret_cast<const uint4*>(from + row * kDim + chunk * 16);
     const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
     std::uint32_t wide[8];
 #pragma unroll

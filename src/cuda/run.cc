@@ -11,6 +11,7 @@
 #include "cuda/error.h"
 #include "cuda/launch.h"
 #include "cuda/merge.h"
+#include "cuda/tensor_map.h"
 
 namespace headwater::cuda {
 namespace {
@@ -81,9 +82,17 @@ AttendParams params_of(const DevicePlan::Impl& plan, const RunArgs& args) {
   const AttentionShape& shape = plan.shape;
   const PlanOptions& options = plan.facts.options;
   AttendParams p;
-  p.plan.data = reinterpret_cast<const unsigned char*>(plan.blob.data);
+  p.plan = plan.view;
   p.queue = reinterpret_cast<std::int32_t*>(plan.queue.data);
-  for (std::size_t i = 0; i < args.kv.size(); ++i) p.kv[i] = view_of(args.kv[i]);
+  for (std::size_t i = 0; i < args.kv.size(); ++i) {
+    const KvCache& cache = args.kv[i];
+    CacheView& view = p.kv[i];
+    view = view_of(cache);
+    view.mapped = plan.maps.has_value() && can_map(cache, view);
+    if (!view.mapped) continue;
+    p.k_maps[i] = plan.maps->map(view.k, shape.head_dim_qk, shape.num_kv_heads, cache);
+    p.v_maps[i] = plan.maps->map(view.v, shape.head_dim_vo, shape.num_kv_heads, cache);
+  }
   p.q = static_cast<const unsigned char*>(args.q.data);
   p.q_row_stride = args.q.row_stride * 2;
   p.q_head_stride = args.q.head_stride * 2;
@@ -131,12 +140,13 @@ void run(const DevicePlan& plan, const RunArgs& args, Stream stream) {
          "attend");
   MergeParams merge;
   merge.plan = attend.plan;
+  merge.queue = attend.queue;
   merge.out = attend.out;
   merge.num_qo_heads = attend.num_qo_heads;
   merge.head_dim = self.shape.head_dim_vo;
   merge.partial_o = attend.partial_o;
   merge.partial_lse = attend.partial_lse;
-  launch(merge_kernel(), self.num_merge_blocks, 32 * kMergeWarps, 0, &merge, stream, self.early_merge, "merge_rows");
+  launch(merge_kernel(), self.num_merge_blocks, 32 * kMergeWarps, 0, &merge, stream, self.hopper, "merge_rows");
 }
 
 }  // namespace headwater::cuda

@@ -1,22 +1,13 @@
 // Warpgroup matrix products of Hopper (sm_90a): 128 threads, 64 rows, 64 columns, 16 deep, 16-bit operands, fp32 sums.
 //
-// Operands in shared memory lie in blocks of 64 elements (128 bytes) x rows, each row's eight 16-byte chunks permuted
-// by chunk ^ (row % 8): the 128-byte swizzle. A fragment of sums is laid out as by mma.sync: element [j][i] of thread t
-// belongs to row 16 warp + t % 32 / 4 + 8 (i / 2) and column 8 j + 2 (t % 4) + i % 2.
+// Operands in shared memory lie in a SwizzledLayout, the 128-byte swizzle. A fragment of sums is laid out as by
+// mma.sync: element [j][i] of thread t belongs to row 16 warp + t % 32 / 4 + 8 (i / 2) and column 8 j + 2 (t % 4) + i
+// % 2.
 #pragma once
 
 #include "cuda/ptx.cuh"
 
 namespace headwater::cuda {
-
-/// Byte offset of a 16-byte chunk of a row in the swizzled layout of a tile of kRows rows.
-template <int kRows>
-struct SwizzledLayout {
-  static constexpr int kBlockBytes = kRows * 128;
-  __device__ __forceinline__ static int at(int row, int chunk) {
-    return chunk / 8 * kBlockBytes + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
-  }
-};
 
 /// Descriptor of an operand in shared memory, 128-byte swizzle, eight rows every 1024 bytes. `leading` is the distance
 /// of 64-element blocks where the columns of the product run along a row (V); without meaning otherwise.
@@ -35,10 +26,6 @@ __device__ __forceinline__ void commit_products() {
 template <int kPending>
 __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
-}
-/// Makes this thread's ordinary stores to shared memory (cp.async's too) visible to the matrix unit.
-__device__ __forceinline__ void publish_to_products() {
-  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 /// Keeps the compiler from moving uses of sums across a wait.
 __device__ __forceinline__ void pin(float (&d)[8][4]) {

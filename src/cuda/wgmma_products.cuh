@@ -11,13 +11,14 @@ template <class Element, int kDqk, int kDvo, int kRows>
 struct WgmmaProducts {
   static constexpr int kKeys = 64;
   static constexpr int kBlocks = kRows / 64;
-  using QLayout = SwizzledLayout<kRows>;
-  using KLayout = SwizzledLayout<kKeys>;
-  using VLayout = SwizzledLayout<kKeys>;
+  using QLayout = TileLayout<kRows, kDqk>;
+  using KLayout = TileLayout<kKeys, kDqk>;
+  using VLayout = TileLayout<kKeys, kDvo>;
 
-  template <class Soften>
+  template <class Meanwhile, class Soften>
   __device__ __forceinline__ static void attend(const unsigned char* q, const unsigned char* k, const unsigned char* v,
-                                                float (&o)[kBlocks][kDvo / 8][4], Soften&& soften) {
+                                                float (&o)[kBlocks][kDvo / 8][4], Meanwhile&& meanwhile,
+                                                Soften&& soften) {
     float s[kBlocks][kKeys / 8][4];
     begin_products();
 #pragma unroll
@@ -31,6 +32,7 @@ struct WgmmaProducts {
       }
       commit_products();
     }
+    meanwhile();
     std::uint32_t a[kBlocks][kKeys / 16][4];
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
