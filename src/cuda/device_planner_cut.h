@@ -88,7 +88,7 @@ HEADWATER_ON_TEAM void cost_leaf(const Team& team, const detail::CostModel& cost
   const std::int32_t begin = s.node_cut[up];
   const std::int32_t end = s.length[i];
   const std::int32_t rows = s.row_indptr[i + 1] - s.row_indptr[i];
-  if (end > begin) s.goes_on[up] = 1;
+  if (end > begin) team.mark(s.goes_on + up, 1);
   const std::int64_t reads = s.read_prefix[up] + cost.read_ps(detail::greater(0, end - begin));
   std::int64_t* sums = s.sums + std::int64_t{up} * (kMaxDepth + 1);
   std::int32_t above = up;
@@ -109,7 +109,7 @@ HEADWATER_ON_TEAM void cost_node(const Team& team, const detail::CostModel& cost
   const std::int64_t* sums = s.sums + std::int64_t{m} * (kMaxDepth + 1);
   const std::int64_t after = sums[depth + 1];
   std::int64_t* up = parent < 0 ? nullptr : s.sums + std::int64_t{parent} * (kMaxDepth + 1);
-  if (parent >= 0) s.goes_on[parent] = 1;
+  if (parent >= 0) team.mark(s.goes_on + parent, 1);
   std::int32_t choice = 0;
   std::int32_t above = parent;
   for (std::int32_t k = depth; k >= 0; --k) {

@@ -58,7 +58,7 @@ HEADWATER_ON_TEAM std::int32_t place_states(const Team& team, const detail::Cost
     std::int32_t states = 0;
     for_units_of_row(cost, in, s, list, q, [&](const RowUnit& part) { states += s.unit_parts[part.unit]; });
     if (states < 2) return;
-    for_units_of_row(cost, in, s, list, q, [&](const RowUnit& part) { s.unit_slot[part.unit] = 0; });
+    for_units_of_row(cost, in, s, list, q, [&](const RowUnit& part) { team.mark(s.unit_slot + part.unit, 0); });
   });
   return static_cast<std::int32_t>(team.scan(
       list.num_units,

@@ -147,7 +147,7 @@ HEADWATER_ON_TEAM void find_runs(const Team& team, const Grid& grid, const Plann
       bad = bad || (page + j < looked_at && static_cast<std::uint32_t>(a0.id[j]) >= pool) ||
             (page + kHalf + j < looked_at && static_cast<std::uint32_t>(a1.id[j]) >= pool);
     }
-    if (team.any_of_lanes(bad) && team.lane() == 0) s.bad[k] = 1;
+    if (team.any_of_lanes(bad) && team.lane() == 0) team.mark(s.bad + k, 1);
   }
   team.barrier();
   team.each(own, [&](int k) {

@@ -72,7 +72,9 @@ class LoneTeam {
   [[nodiscard]] static std::int32_t least_of_lanes(std::int32_t value) { return value; }
   [[nodiscard]] static bool any_of_lanes(bool value) { return value; }
   /// What is at `from`, the same for all lanes, while others may write it.
-  [[nodiscard]] static std::int32_t peek_of_lanes(const std::int32_t* from) { return *from; }
+  [[nodiscard]] static std::int32_t peek_of_lanes(std::int32_t* from) { return *from; }
+  /// Writes what others may write, too, the same value.
+  static void mark(std::int32_t* to, std::int32_t value) { *to = value; }
   /// Of the caller's tables.
   [[nodiscard]] static FourIds four(const std::int32_t* from) { return {{from[0], from[1], from[2], from[3]}}; }
 };
