@@ -15,6 +15,7 @@ constexpr std::int64_t kMostRequests = 1 << 15;
 constexpr std::int64_t kMostBlocks = 1 << 22;
 constexpr std::int64_t kMostRows = (1 << 20) - 1;
 constexpr std::int64_t kStatesPerRow = 15;  ///< 256 rows of 32 heads of 128: 60.5 MiB of workspace
+constexpr std::int64_t kStatesOfFewRows = 256 * kStatesPerRow;
 constexpr std::int64_t kPartsPerWorker = 8;
 
 [[noreturn]] void unsupported(const std::string& what) {
@@ -75,7 +76,8 @@ Capacity planner_capacity(const detail::CostModel& cost, const DeviceTableLimits
   capacity.max_rows = rows;
   capacity.max_items = 2 * requests + (kMaxDepth + 1) * (rows / cost.tile_rows()) + parts;
   const std::int64_t rows_each = (rows + requests - 1) / requests;
-  capacity.max_partials = std::max(kStatesPerRow * rows, rows_each * (requests + parts));
+  const std::int64_t few = std::min(rows * (cost.num_workers() + kMaxDepth), kStatesOfFewRows);
+  capacity.max_partials = std::max({kStatesPerRow * rows, few, rows_each * (requests + parts)});
   return capacity;
 }
 

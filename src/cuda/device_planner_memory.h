@@ -18,7 +18,7 @@ namespace headwater::cuda {
 /// Nodes above a request that are looked at: spans of depth 0..kMaxDepth-1, as many as the tree has levels.
 inline constexpr int kMaxDepth = 6;
 /// Part sizes that are weighed against each other.
-inline constexpr int kCandidates = 8;
+inline constexpr int kCandidates = 10;
 /// Classes of costs: eight to a factor of two.
 inline constexpr int kCostClasses = 256;
 
@@ -77,7 +77,6 @@ struct Candidate {
   std::int64_t items = 0;
   std::int64_t partials = 0;
   std::int32_t longest = 0;
-  std::int32_t shortest = 0;
   std::int32_t waves = 0;  ///< time that so many parts of some cost or more need, at least
 };
 

@@ -217,12 +217,9 @@ HEADWATER_ON_TEAM inline std::int32_t candidate_limit(int c, std::int64_t ideal)
   if (c == 5) limit = ideal + ideal / 8;
   if (c == 6) limit = ideal + ideal / 4;
   if (c == 7) limit = ideal + ideal / 2;
+  if (c == 8) limit = ideal * 2;  // where room is short
+  if (c == 9) limit = ideal * 4;
   return static_cast<std::int32_t>(detail::greater<std::int64_t>(1, limit));
-}
-
-/// Units up to which parts are counted by their cost.
-HEADWATER_ON_TEAM inline bool counts_waves(const detail::CostModel& cost, const UnitList& list) {
-  return list.num_units <= 4 * cost.num_workers();
 }
 
 /// Adds up what each part size gives; in a second pass how many waves of parts that takes.
@@ -231,7 +228,6 @@ HEADWATER_ON_TEAM void weigh_candidates(const Team& team, const detail::CostMode
                                         const UnitList& list, std::int64_t ideal, bool waves) {
   constexpr int kLanes = Team::kLanes;
   const int chunks = (list.num_units + kLanes - 1) / kLanes;
-  const bool classes = counts_waves(cost, list);
   for (int strip = team.strip(); strip < kCandidates * chunks; strip += team.num_strips()) {
     const int c = strip / chunks;
     const int u = (strip - c * chunks) * kLanes + team.lane();
@@ -252,8 +248,7 @@ HEADWATER_ON_TEAM void weigh_candidates(const Team& team, const detail::CostMode
     team.add(&sum.items, std::int64_t{items});
     team.add(&sum.partials, std::int64_t{items} * (rows < 0 ? -rows : parts > 1 ? rows : 0));
     team.raise(&sum.longest, each);
-    team.lower(&sum.shortest, each);
-    if (classes) team.add(counts + cost_class(each), items);
+    team.add(counts + cost_class(each), items);
   }
   team.barrier();
 }
@@ -264,34 +259,27 @@ HEADWATER_ON_TEAM void balance(const Team& team, const detail::CostModel& cost, 
                                PlannerScratch& s, UnitList& list, std::int64_t sum_ps, std::int64_t saved_ps) {
   const std::int64_t workers = cost.num_workers();
   const std::int64_t ideal = detail::greater<std::int64_t>(1, (sum_ps >> list.shift) / workers);
-  team.each(kCandidates, [&](int c) {
-    s.candidates[c] = {};
-    s.candidates[c].shortest = kNoLimit;
-  });
-  const bool classes = counts_waves(cost, list);
-  if (classes) team.each(kCandidates * kCostClasses, [&](int k) { s.counts[k] = 0; });
+  team.each(kCandidates, [&](int c) { s.candidates[c] = {}; });
+  constexpr int kAll = kCandidates * kCostClasses;
+  team.each(kAll, [&](int k) { s.counts[k] = 0; });
   team.barrier();
   weigh_candidates(team, cost, s, list, ideal, false);
-  if (classes) {
-    // From parts of a class to parts of this class or above.
-    constexpr int kAll = kCandidates * kCostClasses;
-    team.scan(
-        kAll, [&](int k) { return std::int64_t{s.counts[kAll - 1 - k]}; },
-        [&](int k, std::int64_t before) {
-          const int at = kAll - 1 - k;
-          for (int c = kCandidates - 1; c > at / kCostClasses; --c) before -= s.candidates[c].items;
-          s.counts[at] += static_cast<std::int32_t>(before);
-        });
-    weigh_candidates(team, cost, s, list, ideal, true);
-  }
+  // From parts of a class to parts of this class or above.
+  team.scan(
+      kAll, [&](int k) { return std::int64_t{s.counts[kAll - 1 - k]}; },
+      [&](int k, std::int64_t before) {
+        const int at = kAll - 1 - k;
+        for (int c = kCandidates - 1; c > at / kCostClasses; --c) before -= s.candidates[c].items;
+        s.counts[at] += static_cast<std::int32_t>(before);
+      });
+  weigh_candidates(team, cost, s, list, ideal, true);
   list.fits = false;
   std::int64_t best = 0;
   for (int c = 0; c < kCandidates; ++c) {
     const Candidate& candidate = s.candidates[c];
     if (candidate.items > in.max_items || candidate.partials > in.max_partials) continue;
-    const std::int64_t even = candidate.total / workers + candidate.shortest / 2;
     const std::int64_t time =
-        detail::greater<std::int64_t>(even, detail::greater<std::int64_t>(candidate.longest, candidate.waves));
+        detail::greater(candidate.total / workers, std::int64_t{detail::greater(candidate.longest, candidate.waves)});
     if (list.fits && (best <= ideal + ideal / 32 || time >= best - best / 50)) continue;
     list.fits = true;
     best = time;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <tuple>
@@ -327,10 +328,9 @@ TEST(DevicePlanner, CapacityHoldsBigPlans) {
       const BlockTables tables(t);
       const Planned planned = plan_alone(shape, with(policy), model, tables);
       EXPECT_EQ(planned.status.flags, 0U);
-      EXPECT_EQ(planned.status.num_spans, static_cast<std::int32_t>(nodes.size() < 2    ? 0
-                                                                    : nodes[0] == 2     ? 2
-                                                                    : nodes.size() == 4 ? 37
-                                                                                        : 1));
+      const std::int32_t inner = std::accumulate(nodes.begin(), nodes.end() - 1, 0);
+      if (policy == Policy::forest) EXPECT_EQ(planned.status.num_spans, inner);
+      EXPECT_EQ(planned.status.num_spans > 0, inner > 0);
       EXPECT_EQ(complaint(to_plan(shape, with(policy), tables, planned), t.batch()), "");
     }
   }

@@ -1,0 +1,182 @@
+// A thread block as a team (device_planner_team.h), a cooperative launch as a grid.
+#pragma once
+
+#include <cooperative_groups.h>
+
+#include "cuda/device_planner_team.h"
+
+namespace headwater::cuda {
+
+inline constexpr int kPlannerThreads = 512;
+inline constexpr int kPlannerWarps = kPlannerThreads / 32;
+inline constexpr unsigned kAllLanes = 0xffffffffU;
+
+/// Memory of a block's collective operations: two sets, so that one of them needs a single barrier between its writes
+/// and reads.
+struct BlockSums {
+  std::int64_t of_warp[2][kPlannerWarps];
+};
+
+class BlockTeam {
+ public:
+  static constexpr int kLanes = 32;
+
+  __device__ explicit BlockTeam(BlockSums& sums) : sums_(&sums) {}
+  [[nodiscard]] __device__ static int rank() { return static_cast<int>(threadIdx.x); }
+  [[nodiscard]] __device__ static int strip() { return static_cast<int>(threadIdx.x / 32); }
+  [[nodiscard]] __device__ static int num_strips() { return kPlannerWarps; }
+  [[nodiscard]] __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
+  __device__ static void barrier() { __syncthreads(); }
+
+  template <class Visit>
+  __device__ static void each(int n, Visit&& visit) {
+#pragma unroll 1
+    for (int i = rank(); i < n; i += kPlannerThreads) visit(i);
+  }
+  [[nodiscard]] __device__ static bool any(bool value) { return __syncthreads_or(value ? 1 : 0) != 0; }
+  [[nodiscard]] __device__ std::int64_t sum(std::int64_t value) const {
+    return combine(value, [](std::int64_t a, std::int64_t b) { return a + b; });
+  }
+  [[nodiscard]] __device__ std::int64_t greatest(std::int64_t value) const {
+    return combine(value, [](std::int64_t a, std::int64_t b) { return a < b ? b : a; });
+  }
+
+  template <class Value, class Put>
+  __device__ std::int64_t scan(int n, Value&& value, Put&& put) const {
+    __syncthreads();
+    std::int64_t carry = 0;
+    int turn = 0;
+#pragma unroll 1
+    for (int first = 0; first < n; first += kPlannerThreads, turn ^= 1) {
+      const int i = first + rank();
+      const std::int64_t mine = i < n ? static_cast<std::int64_t>(value(i)) : 0;
+      const std::int64_t up_to = lanes_scan(mine);
+      std::int64_t* of_warp = sums_->of_warp[turn];
+      if (lane() == 31) of_warp[strip()] = up_to;
+      __syncthreads();
+      const std::int64_t warps = lanes_scan(lane() < kPlannerWarps ? of_warp[lane()] : 0);
+      const std::int64_t total = __shfl_sync(kAllLanes, warps, kPlannerWarps - 1);
+      const std::int64_t others = __shfl_sync(kAllLanes, warps, strip() == 0 ? 0 : strip() - 1);
+      if (i < n) put(i, carry + (strip() == 0 ? 0 : others) + up_to - mine);
+      carry += total;
+    }
+    __syncthreads();
+    return carry;
+  }
+
+  /// Bitonic. Pairs at most 32 apart lie within 64 keys of one warp.
+  __device__ static void sort(std::uint64_t* keys, int n) {
+    int size = 1;
+    while (size < n) size *= 2;
+    for (int i = n + rank(); i < size; i += kPlannerThreads) keys[i] = ~std::uint64_t{0};
+    __syncthreads();
+#pragma unroll 1
+    for (int run = 2; run <= size; run *= 2) {
+#pragma unroll 1
+      for (int apart = run / 2; apart > 0; apart /= 2) {
+#pragma unroll 1
+        for (int pair = rank(); pair < size / 2; pair += kPlannerThreads) {
+          const int low = 2 * pair - (pair & (apart - 1));
+          const std::uint64_t a = keys[low];
+          const std::uint64_t b = keys[low + apart];
+          if ((a > b) == ((low & run) == 0)) {
+            keys[low] = b;
+            keys[low + apart] = a;
+          }
+        }
+        if (apart > 32 || (apart == 1 && run >= 64)) {
+          __syncthreads();
+        } else {
+          __syncwarp();
+        }
+      }
+    }
+    __syncthreads();
+  }
+
+  /// Members that add to the same place do so at once: contended places are the rule here.
+  __device__ static void add(std::int32_t* to, std::int32_t value) {
+    const unsigned peers = __match_any_sync(__activemask(), reinterpret_cast<unsigned long long>(to));
+    const int all = __reduce_add_sync(peers, value);
+    if (lane() == __ffs(static_cast<int>(peers)) - 1) atomicAdd(to, all);
+  }
+  /// For sums of 32 values below 2^63: three limbs of 21 bits.
+  __device__ static void add(std::int64_t* to, std::int64_t value) {
+    const unsigned peers = __match_any_sync(__activemask(), reinterpret_cast<unsigned long long>(to));
+    const auto bits = static_cast<unsigned long long>(value);
+    constexpr unsigned kLimb = (1U << 21) - 1;
+    const unsigned low = __reduce_add_sync(peers, static_cast<unsigned>(bits) & kLimb);
+    const unsigned middle = __reduce_add_sync(peers, static_cast<unsigned>(bits >> 21) & kLimb);
+    const unsigned high = __reduce_add_sync(peers, static_cast<unsigned>(bits >> 42));
+    if (lane() == __ffs(static_cast<int>(peers)) - 1) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(to),
+                low + (static_cast<unsigned long long>(middle) << 21) + (static_cast<unsigned long long>(high) << 42));
+    }
+  }
+  __device__ static void raise(std::int32_t* to, std::int32_t value) {
+    if (*const_cast<volatile std::int32_t*>(to) < value) atomicMax(to, value);
+  }
+  __device__ static void lower(std::int32_t* to, std::int32_t value) {
+    if (*const_cast<volatile std::int32_t*>(to) > value) atomicMin(to, value);
+  }
+  __device__ static std::int32_t claim(std::int32_t* place, std::int32_t free, std::int32_t value) {
+    const std::int32_t there = *const_cast<volatile std::int32_t*>(place);
+    return there != free ? there : atomicCAS(place, free, value);
+  }
+  __device__ static void mark(std::int32_t* to, std::int32_t value) { *const_cast<volatile std::int32_t*>(to) = value; }
+
+  [[nodiscard]] __device__ static std::int32_t least_of_lanes(std::int32_t value) {
+    return __reduce_min_sync(kAllLanes, value);
+  }
+  [[nodiscard]] __device__ static bool any_of_lanes(bool value) { return __any_sync(kAllLanes, value) != 0; }
+  [[nodiscard]] __device__ static std::int32_t peek_of_lanes(std::int32_t* from) {
+    return __shfl_sync(kAllLanes, *const_cast<volatile std::int32_t*>(from), 0);
+  }
+  [[nodiscard]] __device__ static FourIds four(const std::int32_t* from) {
+    const int4 ids = __ldg(reinterpret_cast<const int4*>(from));
+    return {{ids.x, ids.y, ids.z, ids.w}};
+  }
+
+ private:
+  [[nodiscard]] __device__ static std::int64_t lanes_scan(std::int64_t value) {
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2) {
+      const std::int64_t other = __shfl_up_sync(kAllLanes, value, apart);
+      if (lane() >= apart) value += other;
+    }
+    return value;
+  }
+  template <class Combine>
+  __device__ std::int64_t combine(std::int64_t value, Combine&& both) const {
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) value = both(value, __shfl_xor_sync(kAllLanes, value, apart));
+    __syncthreads();
+    if (lane() == 0) sums_->of_warp[0][strip()] = value;
+    __syncthreads();
+    value = sums_->of_warp[0][lane() % kPlannerWarps];
+#pragma unroll
+    for (int apart = kPlannerWarps / 2; apart > 0; apart /= 2) {
+      value = both(value, __shfl_xor_sync(kAllLanes, value, apart));
+    }
+    return value;
+  }
+
+  BlockSums* sums_;
+};
+
+class CooperativeGrid {
+ public:
+  [[nodiscard]] __device__ static int block() { return static_cast<int>(blockIdx.x); }
+  [[nodiscard]] __device__ static int num_blocks() { return static_cast<int>(gridDim.x); }
+  __device__ static void sync() { cooperative_groups::this_grid().sync(); }
+  template <class T>
+  [[nodiscard]] __device__ static T read(const T* from) {
+    static_assert(sizeof(T) == 8);
+    const int2 bits = __ldcg(reinterpret_cast<const int2*>(from));
+    T value;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+  }
+};
+
+}  // namespace headwater::cuda
