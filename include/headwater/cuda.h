@@ -79,6 +79,7 @@ class DevicePlan {
   [[nodiscard]] const Impl& impl() const noexcept { return *impl_; }
 
  private:
+  friend class DevicePlanner;
   std::unique_ptr<Impl> impl_;
 };
 
@@ -126,6 +127,50 @@ struct DeviceSpan {
   std::int32_t member_begin = 0;  ///< in the list of members
   std::int32_t num_members = 0;
   std::int32_t depth = 0;
+};
+
+/// Makes plans on the device, from tables that the host does not see: one launch, which may be captured in a graph
+/// together with the runs that follow. Policies auto, flat and forest; causal or not; no windows, local chunks or sink
+/// tokens. What is equal to the host's plans: docs/cuda.md. Move-only. Its plans belong to one stream, as uploads do.
+///
+///   cuda::DevicePlanner planner(shape, options, limits);
+///   cuda::DevicePlan plan(shape, planner.capacity());
+///   planner.plan(plan, tables, stream);                // once per step
+///   cuda::run(plan, args, stream);                     // per layer
+class DevicePlanner {
+ public:
+  /// Allocates; nothing later does. Throws Error (unsupported with the reason, invalid_argument, device).
+  DevicePlanner(const AttentionShape& shape, const PlanOptions& options, const DeviceTableLimits& limits,
+                const DeviceModel& model);
+  /// With device_model(shape).
+  DevicePlanner(const AttentionShape& shape, const PlanOptions& options, const DeviceTableLimits& limits);
+  ~DevicePlanner();
+  DevicePlanner(DevicePlanner&&) noexcept;
+  DevicePlanner& operator=(DevicePlanner&&) noexcept;
+
+  /// For its DevicePlans: every flat plan fits, and shared spans that leave up to 15 states a row (more for few rows).
+  /// A plan of less room is served as long as flat plans of undivided requests fit.
+  [[nodiscard]] const Capacity& capacity() const noexcept;
+  [[nodiscard]] static Capacity capacity_for(const AttentionShape& shape, const PlanOptions& options,
+                                             const DeviceTableLimits& limits, const DeviceModel& model);
+
+  /// Launches: what `tables` holds when the launch runs becomes the plan in force of `plan` for what follows on
+  /// `stream`. The table must stay as it is until those runs are done: they read page ids from it. A DevicePlan holds
+  /// plans of the host or of the device, never both in turn. Throws Error (invalid_argument, capacity_exceeded,
+  /// unsupported, device) before anything is launched. What is wrong in the tables themselves is told by status().
+  void plan(DevicePlan& plan, const DeviceTables& tables, Stream stream);
+
+  /// Device memory, written by every plan(): what became of it, [num_spans] spans, and the requests that their members
+  /// are [max_requests].
+  [[nodiscard]] const DevicePlanStatus* status() const noexcept;
+  [[nodiscard]] const DeviceSpan* spans() const noexcept;
+  [[nodiscard]] const std::int32_t* span_members() const noexcept;
+
+  struct Impl;
+  [[nodiscard]] const Impl& impl() const noexcept { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
 };
 
 /// As cpu::RunArgs, on the device.

@@ -33,7 +33,9 @@ class BlockTeam {
 #pragma unroll 1
     for (int i = rank(); i < n; i += kPlannerThreads) visit(i);
   }
-  [[nodiscard]] __device__ static bool any(bool value) { return __syncthreads_or(value ? 1 : 0) != 0; }
+  [[nodiscard]] __device__ static bool any(bool value) {
+    return __syncthreads_or(value ? 1 : 0) != 0;
+  }
   [[nodiscard]] __device__ std::int64_t sum(std::int64_t value) const {
     return combine(value, [](std::int64_t a, std::int64_t b) { return a + b; });
   }
@@ -123,12 +125,16 @@ class BlockTeam {
     const std::int32_t there = *const_cast<volatile std::int32_t*>(place);
     return there != free ? there : atomicCAS(place, free, value);
   }
-  __device__ static void mark(std::int32_t* to, std::int32_t value) { *const_cast<volatile std::int32_t*>(to) = value; }
+  __device__ static void mark(std::int32_t* to, std::int32_t value) {
+    *const_cast<volatile std::int32_t*>(to) = value;
+  }
 
   [[nodiscard]] __device__ static std::int32_t least_of_lanes(std::int32_t value) {
     return __reduce_min_sync(kAllLanes, value);
   }
-  [[nodiscard]] __device__ static bool any_of_lanes(bool value) { return __any_sync(kAllLanes, value) != 0; }
+  [[nodiscard]] __device__ static bool any_of_lanes(bool value) {
+    return __any_sync(kAllLanes, value) != 0;
+  }
   [[nodiscard]] __device__ static std::int32_t peek_of_lanes(std::int32_t* from) {
     return __shfl_sync(kAllLanes, *const_cast<volatile std::int32_t*>(from), 0);
   }

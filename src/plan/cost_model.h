@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
 #include "headwater/device_model.h"
 #include "headwater/options.h"
@@ -13,7 +12,7 @@ namespace headwater::detail {
 
 /// a * b, at most a quarter of the largest int64, so that sums of a few cannot overflow.
 [[nodiscard]] HEADWATER_HOST_DEVICE inline std::int64_t times(std::int64_t a, std::int64_t b) noexcept {
-  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 4;
+  constexpr std::int64_t kMost = INT64_MAX / 4;
 #ifdef __CUDA_ARCH__
   const std::int64_t product = a * b;
   return __mul64hi(a, b) != product >> 63 || product > kMost ? kMost : product;

@@ -1,0 +1,135 @@
+#include "cuda/device_planner.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <string>
+
+#include "cuda/error.h"
+#include "cuda/launch.h"
+#include "headwater/error.h"
+
+namespace headwater::cuda {
+namespace {
+
+/// Requests whose tables a block compares, at least: more blocks take longer to meet.
+constexpr int kRequestsPerBlock = 2;
+
+std::size_t bytes_for(std::size_t count, std::size_t element) {
+  return std::max<std::size_t>(count, 1) * element;
+}
+
+int attribute(cudaDeviceAttr which) {
+  int device = 0;
+  int value = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+detail::CostModel checked_cost(const AttentionShape& shape, const PlanOptions& options, const DeviceTableLimits& limits,
+                               const DeviceModel& model) {
+  check_supported_plan(shape, options, {});
+  check_planner(shape, options, limits);
+  return {shape, options, model};
+}
+
+}  // namespace
+
+DevicePlanner::Impl::Impl(const AttentionShape& s, const PlanOptions& o, const DeviceTableLimits& l,
+                          const DeviceModel& model)
+    : shape(s),
+      options(o),
+      limits(l),
+      cost(checked_cost(s, o, l, model)),
+      capacity(planner_capacity(cost, l)),
+      input(planner_input(s, o, l, capacity, cost)),
+      exchange(bytes_for(2 * static_cast<std::size_t>(l.max_requests), sizeof(CommonRun))),
+      status(sizeof(DevicePlanStatus)),
+      spans(bytes_for(static_cast<std::size_t>(l.max_requests), sizeof(DeviceSpan))),
+      members(bytes_for(static_cast<std::size_t>(l.max_requests), sizeof(std::int32_t))) {
+  if (attribute(cudaDevAttrCooperativeLaunch) == 0) {
+    throw Error(ErrorCode::unsupported, "this device has no cooperative launches, which planning on it needs");
+  }
+  PlannerScratch layout;
+  scratch_bytes = lay_out(layout, nullptr, l.max_requests, input.max_units);
+  scratch_bytes = (scratch_bytes + 15) / 16 * 16;
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, planner_kernel(true)), "cudaFuncGetAttributes");
+  const auto room = static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+  shared = scratch_bytes + attributes.sharedSizeBytes <= room;
+  if (shared) {
+    check(cudaFuncSetAttribute(planner_kernel(true), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(scratch_bytes)),
+          "cudaFuncSetAttribute");
+  }
+  most_blocks = std::max(1, std::min(attribute(cudaDevAttrMultiProcessorCount),
+                                     (l.max_requests + kRequestsPerBlock - 1) / kRequestsPerBlock));
+  if (!shared) scratch.emplace(static_cast<std::size_t>(most_blocks) * scratch_bytes);
+  check(cudaMemset(status.data, 0, sizeof(DevicePlanStatus)), "cudaMemset");
+}
+
+DevicePlanner::DevicePlanner(const AttentionShape& shape, const PlanOptions& options, const DeviceTableLimits& limits,
+                             const DeviceModel& model)
+    : impl_(std::make_unique<Impl>(shape, options, limits, model)) {}
+DevicePlanner::DevicePlanner(const AttentionShape& shape, const PlanOptions& options, const DeviceTableLimits& limits)
+    : DevicePlanner(shape, options, limits, device_model(shape)) {}
+DevicePlanner::~DevicePlanner() = default;
+DevicePlanner::DevicePlanner(DevicePlanner&&) noexcept = default;
+DevicePlanner& DevicePlanner::operator=(DevicePlanner&&) noexcept = default;
+
+Capacity DevicePlanner::capacity_for(const AttentionShape& shape, const PlanOptions& options,
+                                     const DeviceTableLimits& limits, const DeviceModel& model) {
+  check_planner(shape, options, limits);
+  return planner_capacity(detail::CostModel(shape, options, model), limits);
+}
+
+const Capacity& DevicePlanner::capacity() const noexcept {
+  return impl_->capacity;
+}
+
+void DevicePlanner::plan(DevicePlan& plan, const DeviceTables& tables, Stream stream) {
+  const Impl& self = *impl_;
+  PlannerParams params{
+      planner_input(self.shape, self.options, self.limits, plan.capacity(), self.cost), self.cost, {}, nullptr, 0};
+  params.in.max_units = std::min(params.in.max_units, self.input.max_units);
+  set_tables(params.in, tables, self.limits);
+  params.out = plan.impl_->take_over(self.shape, self.options, self.limits, tables.block_table);
+  params.out.status = reinterpret_cast<DevicePlanStatus*>(self.status.data);
+  params.out.spans = reinterpret_cast<DeviceSpan*>(self.spans.data);
+  params.out.span_members = reinterpret_cast<std::int32_t*>(self.members.data);
+  params.out.exchange = reinterpret_cast<CommonRun*>(self.exchange.data);
+  if (self.scratch) params.scratch = self.scratch->data;
+  params.scratch_bytes = static_cast<std::int64_t>(self.scratch_bytes);
+
+  // Nobody looks for sharing: one block is enough.
+  const int wanted = params.in.policy == Policy::flat
+                         ? 1
+                         : std::max(1, (tables.num_requests + kRequestsPerBlock - 1) / kRequestsPerBlock);
+  cudaLaunchAttribute together{};
+  together.id = cudaLaunchAttributeCooperative;
+  together.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(std::min(wanted, self.most_blocks)));
+  config.blockDim = dim3(static_cast<unsigned>(planner_threads()));
+  config.dynamicSmemBytes = self.shared ? self.scratch_bytes : 0;
+  config.stream = stream;
+  config.attrs = &together;
+  config.numAttrs = 1;
+  void* arguments = &params;
+  check(cudaLaunchKernelExC(&config, planner_kernel(self.shared), &arguments), "plan_on_device");
+}
+
+const DevicePlanStatus* DevicePlanner::status() const noexcept {
+  return reinterpret_cast<const DevicePlanStatus*>(impl_->status.data);
+}
+
+const DeviceSpan* DevicePlanner::spans() const noexcept {
+  return reinterpret_cast<const DeviceSpan*>(impl_->spans.data);
+}
+
+const std::int32_t* DevicePlanner::span_members() const noexcept {
+  return reinterpret_cast<const std::int32_t*>(impl_->members.data);
+}
+
+}  // namespace headwater::cuda
