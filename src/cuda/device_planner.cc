@@ -14,6 +14,8 @@ namespace {
 
 /// Requests whose tables a block compares, at least: more blocks take longer to meet.
 constexpr int kRequestsPerBlock = 2;
+/// Blocks whose scratch memory is global: megabytes each.
+constexpr int kMostBlocksInGlobal = 32;
 
 std::size_t bytes_for(std::size_t count, std::size_t element) {
   return std::max<std::size_t>(count, 1) * element;
@@ -51,21 +53,25 @@ DevicePlanner::Impl::Impl(const AttentionShape& s, const PlanOptions& o, const D
   if (attribute(cudaDevAttrCooperativeLaunch) == 0) {
     throw Error(ErrorCode::unsupported, "this device has no cooperative launches, which planning on it needs");
   }
-  PlannerScratch layout;
-  scratch_bytes = lay_out(layout, nullptr, l.max_requests, input.max_units);
-  scratch_bytes = (scratch_bytes + 15) / 16 * 16;
-  cudaFuncAttributes attributes{};
-  check(cudaFuncGetAttributes(&attributes, planner_kernel(true)), "cudaFuncGetAttributes");
   const auto room = static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
-  shared = scratch_bytes + attributes.sharedSizeBytes <= room;
-  if (shared) {
-    check(cudaFuncSetAttribute(planner_kernel(true), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(scratch_bytes)),
-          "cudaFuncSetAttribute");
+  for (int k = 0; k < kNumPlannerKernels; ++k) {
+    kernel = planner_kernel(k);
+    if (l.max_requests > kernel.max_requests || input.max_units > kernel.max_units) continue;
+    if (!kernel.shared) break;
+    cudaFuncAttributes attributes{};
+    check(cudaFuncGetAttributes(&attributes, kernel.function), "cudaFuncGetAttributes");
+    if (kernel.scratch_bytes + attributes.sharedSizeBytes <= room) break;
   }
   most_blocks = std::max(1, std::min(attribute(cudaDevAttrMultiProcessorCount),
                                      (l.max_requests + kRequestsPerBlock - 1) / kRequestsPerBlock));
-  if (!shared) scratch.emplace(static_cast<std::size_t>(most_blocks) * scratch_bytes);
+  if (kernel.shared) {
+    check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(kernel.scratch_bytes)),
+          "cudaFuncSetAttribute");
+  } else {
+    most_blocks = std::min(most_blocks, kMostBlocksInGlobal);
+    scratch.emplace(static_cast<std::size_t>(most_blocks) * kernel.scratch_bytes);
+  }
   check(cudaMemset(status.data, 0, sizeof(DevicePlanStatus)), "cudaMemset");
 }
 
@@ -91,7 +97,7 @@ const Capacity& DevicePlanner::capacity() const noexcept {
 void DevicePlanner::plan(DevicePlan& plan, const DeviceTables& tables, Stream stream) {
   const Impl& self = *impl_;
   PlannerParams params{
-      planner_input(self.shape, self.options, self.limits, plan.capacity(), self.cost), self.cost, {}, nullptr, 0};
+      planner_input(self.shape, self.options, self.limits, plan.capacity(), self.cost), self.cost, {}, nullptr};
   params.in.max_units = std::min(params.in.max_units, self.input.max_units);
   set_tables(params.in, tables, self.limits);
   params.out = plan.impl_->take_over(self.shape, self.options, self.limits, tables.block_table);
@@ -100,7 +106,6 @@ void DevicePlanner::plan(DevicePlan& plan, const DeviceTables& tables, Stream st
   params.out.span_members = reinterpret_cast<std::int32_t*>(self.members.data);
   params.out.exchange = reinterpret_cast<CommonRun*>(self.exchange.data);
   if (self.scratch) params.scratch = self.scratch->data;
-  params.scratch_bytes = static_cast<std::int64_t>(self.scratch_bytes);
 
   // Nobody looks for sharing: one block is enough.
   const int wanted = params.in.policy == Policy::flat
@@ -112,12 +117,12 @@ void DevicePlanner::plan(DevicePlan& plan, const DeviceTables& tables, Stream st
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(std::min(wanted, self.most_blocks)));
   config.blockDim = dim3(static_cast<unsigned>(planner_threads()));
-  config.dynamicSmemBytes = self.shared ? self.scratch_bytes : 0;
+  config.dynamicSmemBytes = self.kernel.shared ? self.kernel.scratch_bytes : 0;
   config.stream = stream;
   config.attrs = &together;
   config.numAttrs = 1;
   void* arguments = &params;
-  check(cudaLaunchKernelExC(&config, planner_kernel(self.shared), &arguments), "plan_on_device");
+  check(cudaLaunchKernelExC(&config, self.kernel.function, &arguments), "plan_on_device");
 }
 
 const DevicePlanStatus* DevicePlanner::status() const noexcept {

@@ -6,22 +6,34 @@
 namespace headwater::cuda {
 namespace {
 
-template <bool kShared>
-__global__ void __launch_bounds__(kPlannerThreads) plan_on_device(const __grid_constant__ PlannerParams p) {
+template <class Scratch, bool kShared>
+__global__ void __launch_bounds__(kPlannerThreads, 1) plan_on_device(const __grid_constant__ PlannerParams p) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ BlockSums sums;
-  PlannerScratch scratch;
   std::byte* memory = reinterpret_cast<std::byte*>(shared);
-  if constexpr (!kShared) memory = p.scratch + blockIdx.x * p.scratch_bytes;
-  lay_out(scratch, memory, p.in.num_requests, p.in.max_units);
-  make_plan(BlockTeam(sums), CooperativeGrid(), p.cost, p.in, scratch, p.out);
+  if constexpr (!kShared) memory = p.scratch + blockIdx.x * sizeof(Scratch);
+  make_plan(BlockTeam(sums), CooperativeGrid(), p.cost, p.in, *reinterpret_cast<Scratch*>(memory), p.out);
+}
+
+template <class Scratch, bool kShared>
+PlannerKernel kernel_of() {
+  return {reinterpret_cast<const void*>(&plan_on_device<Scratch, kShared>), Scratch::kMostRequests, Scratch::kMostUnits,
+          sizeof(Scratch), kShared};
 }
 
 }  // namespace
 
-const void* planner_kernel(bool shared) {
-  return shared ? reinterpret_cast<const void*>(&plan_on_device<true>)
-                : reinterpret_cast<const void*>(&plan_on_device<false>);
+PlannerKernel planner_kernel(int index) {
+  switch (index) {
+    case 0:
+      return kernel_of<SmallScratch, true>();
+    case 1:
+      return kernel_of<MediumScratch, true>();
+    case 2:
+      return kernel_of<MediumScratch, false>();
+    default:
+      return kernel_of<LargeScratch, false>();
+  }
 }
 
 int planner_threads() {

@@ -12,12 +12,20 @@ struct PlannerParams {
   PlannerInput in;
   detail::CostModel cost;
   PlannerOutput out;
-  std::byte* scratch = nullptr;    ///< of all blocks, where shared memory is too small
-  std::int64_t scratch_bytes = 0;  ///< of a block
+  std::byte* scratch = nullptr;  ///< of all blocks, where shared memory is too small
 };
 
-/// The kernel; its one argument is PlannerParams. `shared`: scratch memory is shared memory.
-const void* planner_kernel(bool shared);
+/// A kernel for up to so many requests and units; its one argument is PlannerParams.
+struct PlannerKernel {
+  const void* function;
+  int max_requests;
+  int max_units;
+  std::size_t scratch_bytes;  ///< of a block
+  bool shared;                ///< scratch memory is dynamic shared memory
+};
+inline constexpr int kNumPlannerKernels = 4;
+/// In order of size; the same size twice: shared memory first.
+PlannerKernel planner_kernel(int index);
 int planner_threads();
 
 struct DevicePlanner::Impl {
@@ -30,10 +38,9 @@ struct DevicePlanner::Impl {
   detail::CostModel cost;
   Capacity capacity;
   PlannerInput input;
-  std::size_t scratch_bytes = 0;
-  bool shared = true;  ///< scratch memory is shared memory
+  PlannerKernel kernel{};
   int most_blocks = 1;
-  std::optional<DeviceBuffer> scratch;  ///< of all blocks, if not
+  std::optional<DeviceBuffer> scratch;  ///< of all blocks, if it is not shared memory
   DeviceBuffer exchange;
   DeviceBuffer status;
   DeviceBuffer spans;

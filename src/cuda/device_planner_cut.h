@@ -17,15 +17,16 @@ struct NodePath {
   std::int32_t length;
 };
 
-HEADWATER_ON_TEAM inline NodePath path_to(const PlannerScratch& s, std::int32_t m) {
+template <class Scratch>
+HEADWATER_ON_TEAM NodePath path_to(const Scratch& s, std::int32_t m) {
   NodePath path;
   path.length = s.node_depth[m] + 1;
   for (std::int32_t d = path.length; d-- > 0; m = node_parent(s, m)) path.node[d] = m;
   return path;
 }
 
-HEADWATER_ON_TEAM inline bool may_close(const PlannerInput& in, const PlannerScratch& s, std::int32_t m,
-                                        std::int32_t run) {
+template <class Scratch>
+HEADWATER_ON_TEAM bool may_close(const PlannerInput& in, const Scratch& s, std::int32_t m, std::int32_t run) {
   if (node_members(s, m) < detail::greater(2, in.min_members) || s.node_cut[m] <= run) return false;
   const std::int64_t page = std::int64_t{1} << in.page_shift;
   return ((s.node_cut[m] + page - 1) >> in.page_shift) - (run >> in.page_shift) >= in.min_pages;
@@ -33,9 +34,9 @@ HEADWATER_ON_TEAM inline bool may_close(const PlannerInput& in, const PlannerScr
 
 /// Sets node_run of every node above the depth limit by `closes(m, run, depth of the run)`; then node_up and top.
 /// Returns whether any is split off.
-template <class Team, class Closes>
-HEADWATER_ON_TEAM bool close_from_the_root(const Team& team, const PlannerInput& in, PlannerScratch& s,
-                                           std::int32_t num_nodes, Closes&& closes) {
+template <class Team, class Scratch, class Closes>
+HEADWATER_ON_TEAM bool close_from_the_root(const Team& team, const PlannerInput& in, Scratch& s, std::int32_t num_nodes,
+                                           Closes&& closes) {
   bool any = false;
   team.each(num_nodes, [&](int m) {
     if (s.node_depth[m] >= kMaxDepth) return;
@@ -66,9 +67,8 @@ HEADWATER_ON_TEAM bool close_from_the_root(const Team& team, const PlannerInput&
   return result;
 }
 
-template <class Team>
-HEADWATER_ON_TEAM bool close_forest(const Team& team, const PlannerInput& in, PlannerScratch& s,
-                                    std::int32_t num_nodes) {
+template <class Team, class Scratch>
+HEADWATER_ON_TEAM bool close_forest(const Team& team, const PlannerInput& in, Scratch& s, std::int32_t num_nodes) {
   return close_from_the_root(team, in, s, num_nodes,
                              [&](std::int32_t m, std::int32_t run, std::int32_t) { return may_close(in, s, m, run); });
 }
@@ -81,41 +81,41 @@ HEADWATER_ON_TEAM inline std::int64_t close_ps(const detail::CostModel& cost, st
 }
 
 /// The leaf of request i, for the start of each run that it may end.
-template <class Team>
-HEADWATER_ON_TEAM void cost_leaf(const Team& team, const detail::CostModel& cost, PlannerScratch& s, std::int32_t i) {
+template <class Team, class Scratch>
+HEADWATER_ON_TEAM void cost_leaf(const Team& team, const detail::CostModel& cost, Scratch& s, std::int32_t i) {
   const std::int32_t up = s.bottom[i];
   if (up < 0) return;
   const std::int32_t begin = s.node_cut[up];
   const std::int32_t end = s.length[i];
   const std::int32_t rows = s.row_indptr[i + 1] - s.row_indptr[i];
-  if (end > begin) team.mark(s.goes_on + up, 1);
-  const std::int64_t reads = s.read_prefix[up] + cost.read_ps(detail::greater(0, end - begin));
-  std::int64_t* sums = s.sums + std::int64_t{up} * (kMaxDepth + 1);
+  if (end > begin) team.mark(s.cutting.goes_on + up, 1);
+  const std::int64_t reads = s.cutting.read_prefix[up] + cost.read_ps(detail::greater(0, end - begin));
+  std::int64_t* sums = s.cutting.sums[up];
   std::int32_t above = up;
   for (std::int32_t k = s.node_depth[up] + 1; k >= 0; --k) {
     // The run starts at the node below `above`.
     const std::int32_t run = above < 0 ? 0 : s.node_cut[above];
-    const std::int64_t read = reads - (above < 0 ? 0 : s.read_prefix[above]);
+    const std::int64_t read = reads - (above < 0 ? 0 : s.cutting.read_prefix[above]);
     team.add(sums + k, detail::lesser(kImpossible, close_ps(cost, run, end, rows, read, k == 0)));
     if (above >= 0) above = node_parent(s, above);
   }
 }
 
-template <class Team>
-HEADWATER_ON_TEAM void cost_node(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
-                                 PlannerScratch& s, std::int32_t m) {
+template <class Team, class Scratch>
+HEADWATER_ON_TEAM void cost_node(const Team& team, const detail::CostModel& cost, const PlannerInput& in, Scratch& s,
+                                 std::int32_t m) {
   const std::int32_t depth = s.node_depth[m];
   const std::int32_t parent = node_parent(s, m);
-  const std::int64_t* sums = s.sums + std::int64_t{m} * (kMaxDepth + 1);
+  const std::int64_t* sums = s.cutting.sums[m];
   const std::int64_t after = sums[depth + 1];
-  std::int64_t* up = parent < 0 ? nullptr : s.sums + std::int64_t{parent} * (kMaxDepth + 1);
-  if (parent >= 0) team.mark(s.goes_on + parent, 1);
+  std::int64_t* up = parent < 0 ? nullptr : s.cutting.sums[parent];
+  if (parent >= 0) team.mark(s.cutting.goes_on + parent, 1);
   std::int32_t choice = 0;
   std::int32_t above = parent;
   for (std::int32_t k = depth; k >= 0; --k) {
     const std::int32_t run = above < 0 ? 0 : s.node_cut[above];
-    const std::int64_t read = s.read_prefix[m] - (above < 0 ? 0 : s.read_prefix[above]);
-    const bool whole = k == 0 && s.goes_on[m] == 0;
+    const std::int64_t read = s.cutting.read_prefix[m] - (above < 0 ? 0 : s.cutting.read_prefix[above]);
+    const bool whole = k == 0 && s.cutting.goes_on[m] == 0;
     const std::int64_t close = may_close(in, s, m, run)
                                    ? close_ps(cost, run, s.node_cut[m], node_rows(s, m), read, whole) + after
                                    : kImpossible;
@@ -123,24 +123,24 @@ HEADWATER_ON_TEAM void cost_node(const Team& team, const detail::CostModel& cost
     if (up != nullptr) team.add(up + k, detail::lesser(close, sums[k]));
     if (above >= 0) above = node_parent(s, above);
   }
-  s.choice[m] = choice;
+  s.cutting.choice[m] = choice;
 }
 
 /// Least predicted time.
-template <class Team>
+template <class Team, class Scratch>
 HEADWATER_ON_TEAM bool close_cheapest(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
-                                      PlannerScratch& s, std::int32_t num_nodes) {
+                                      Scratch& s, std::int32_t num_nodes) {
   std::int32_t deepest = 0;
   team.each(num_nodes, [&](int m) {
-    s.goes_on[m] = 0;
-    for (int k = 0; k <= kMaxDepth; ++k) s.sums[m * (kMaxDepth + 1) + k] = 0;
+    s.cutting.goes_on[m] = 0;
+    for (int k = 0; k <= kMaxDepth; ++k) s.cutting.sums[m][k] = 0;
     if (s.node_depth[m] >= kMaxDepth) return;
     deepest = detail::greater(deepest, s.node_depth[m]);
     std::int64_t reads = 0;
     for (std::int32_t a = m; a >= 0; a = node_parent(s, a)) {
       reads += cost.reread_ps(detail::greater(0, s.node_cut[a] - node_begin(s, a)), s.node_cut[a]);
     }
-    s.read_prefix[m] = reads;
+    s.cutting.read_prefix[m] = reads;
   });
   deepest = static_cast<std::int32_t>(team.greatest(deepest));
   team.each(in.num_requests, [&](int i) { cost_leaf(team, cost, s, i); });
@@ -152,21 +152,22 @@ HEADWATER_ON_TEAM bool close_cheapest(const Team& team, const detail::CostModel&
     team.barrier();
   }
   return close_from_the_root(team, in, s, num_nodes, [&](std::int32_t m, std::int32_t, std::int32_t run_depth) {
-    return (s.choice[m] >> run_depth & 1) != 0;
+    return (s.cutting.choice[m] >> run_depth & 1) != 0;
   });
 }
 
 /// Worker time that a cut saves against its items' costs, which take every read to come from memory: re-reads of
 /// stretches that fit the cache. `flat`: nothing is split off.
-template <class Team>
+template <class Team, class Scratch>
 HEADWATER_ON_TEAM std::int64_t cached_rereads_ps(const Team& team, const detail::CostModel& cost,
-                                                 const PlannerInput& in, PlannerScratch& s, std::int32_t num_nodes,
+                                                 const PlannerInput& in, Scratch& s, std::int32_t num_nodes,
                                                  bool flat) {
   if (!flat) {
-    team.each(num_nodes, [&](int m) { s.readers[m] = s.node_depth[m] < kMaxDepth && s.node_run[m] >= 0 ? 1 : 0; });
+    team.each(num_nodes,
+              [&](int m) { s.cutting.readers[m] = s.node_depth[m] < kMaxDepth && s.node_run[m] >= 0 ? 1 : 0; });
     team.barrier();
     const auto read_above = [&](std::int32_t m) {
-      for (; m >= 0 && s.node_run[m] < 0; m = node_parent(s, m)) team.add(s.readers + m, 1);
+      for (; m >= 0 && s.node_run[m] < 0; m = node_parent(s, m)) team.add(s.cutting.readers + m, 1);
     };
     team.each(num_nodes, [&](int m) {
       if (s.node_depth[m] < kMaxDepth && s.node_run[m] >= 0) read_above(node_parent(s, m));
@@ -178,7 +179,7 @@ HEADWATER_ON_TEAM std::int64_t cached_rereads_ps(const Team& team, const detail:
   team.each(num_nodes, [&](int m) {
     if (s.node_depth[m] >= kMaxDepth) return;
     const std::int32_t tokens = detail::greater(0, s.node_cut[m] - node_begin(s, m));
-    const std::int64_t readers = flat ? node_members(s, m) : s.readers[m];
+    const std::int64_t readers = flat ? node_members(s, m) : s.cutting.readers[m];
     if (readers > 1) saved += (readers - 1) * (cost.read_ps(tokens) - cost.reread_ps(tokens, s.node_cut[m]));
   });
   return team.sum(saved);

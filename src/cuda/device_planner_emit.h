@@ -6,7 +6,8 @@
 namespace headwater::cuda {
 
 /// The request of row q, in order of position.
-HEADWATER_ON_TEAM inline std::int32_t position_of_row(const PlannerInput& in, const PlannerScratch& s, std::int32_t q) {
+template <class Scratch>
+HEADWATER_ON_TEAM std::int32_t position_of_row(const PlannerInput& in, const Scratch& s, std::int32_t q) {
   if (in.qo_indptr == nullptr) return q;
   std::int32_t low = 0;
   std::int32_t high = in.num_requests;
@@ -23,25 +24,25 @@ struct RowUnit {
   std::int32_t tile;   ///< of the unit
   std::int32_t index;  ///< of the row in the tile
 };
-HEADWATER_ON_TEAM inline RowUnit row_in_node(const detail::CostModel& cost, const PlannerScratch& s, std::int32_t m,
-                                             std::int32_t q) {
+template <class Scratch>
+HEADWATER_ON_TEAM RowUnit row_in_node(const detail::CostModel& cost, const Scratch& s, std::int32_t m, std::int32_t q) {
   const NodeTiles tiles = tiles_of(cost, node_rows(s, m));
   const std::int32_t at = q - s.row_begin[s.position[s.node_leader[m]]];
   const std::int32_t tile = at / tiles.per_tile;
-  const std::int32_t unit = s.first_unit[m] + (tile >= tiles.full && tiles.full > 0 ? 1 : 0);
+  const std::int32_t unit = s.units.first[m] + (tile >= tiles.full && tiles.full > 0 ? 1 : 0);
   return {unit, tile < tiles.full ? tile : 0, at - tile * tiles.per_tile};
 }
 
 /// Calls visit(row's part) for everything that row q reads, from its last token to its first.
-template <class Visit>
-HEADWATER_ON_TEAM void for_units_of_row(const detail::CostModel& cost, const PlannerInput& in, const PlannerScratch& s,
+template <class Scratch, class Visit>
+HEADWATER_ON_TEAM void for_units_of_row(const detail::CostModel& cost, const PlannerInput& in, const Scratch& s,
                                         const UnitList& list, std::int32_t q, Visit&& visit) {
   const std::int32_t i = s.order[position_of_row(in, s, q)];
   const OwnPart own = own_part(in, s, list, i);
   if (own.num_rows > 0 && q >= own.first_row) {
     const std::int32_t per_tile = cost.rows_per_tile(own.num_rows);
     const std::int32_t tile = (q - own.first_row) / per_tile;
-    visit(RowUnit{s.first_unit[list.num_nodes + i] + tile, 0, q - own.first_row - tile * per_tile});
+    visit(RowUnit{s.units.first[list.num_nodes + i] + tile, 0, q - own.first_row - tile * per_tile});
   }
   if (list.num_nodes == 0) return;
   for (std::int32_t m = s.top[i]; m >= 0; m = s.node_up[m]) visit(row_in_node(cost, s, m, q));
@@ -49,32 +50,32 @@ HEADWATER_ON_TEAM void for_units_of_row(const detail::CostModel& cost, const Pla
 
 /// Results of a row go to the output if it is the row's only one, and the only one of the others in its unit; else to
 /// partial slots. Sets unit_slot; returns the number of slots.
-template <class Team>
+template <class Team, class Scratch>
 HEADWATER_ON_TEAM std::int32_t place_states(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
-                                            PlannerScratch& s, const UnitList& list, std::int32_t num_rows) {
-  team.each(list.num_units, [&](int u) { s.unit_slot[u] = -1; });
+                                            Scratch& s, const UnitList& list, std::int32_t num_rows) {
+  team.each(list.num_units, [&](int u) { s.units.slot[u] = -1; });
   team.barrier();
   team.each(num_rows, [&](int q) {
     std::int32_t states = 0;
-    for_units_of_row(cost, in, s, list, q, [&](const RowUnit& part) { states += s.unit_parts[part.unit]; });
+    for_units_of_row(cost, in, s, list, q, [&](const RowUnit& part) { states += s.units.parts[part.unit]; });
     if (states < 2) return;
-    for_units_of_row(cost, in, s, list, q, [&](const RowUnit& part) { team.mark(s.unit_slot + part.unit, 0); });
+    for_units_of_row(cost, in, s, list, q, [&](const RowUnit& part) { team.mark(s.units.slot + part.unit, 0); });
   });
   return static_cast<std::int32_t>(team.scan(
       list.num_units,
       [&](int u) {
-        const std::int32_t rows = s.unit_rows[u] < 0 ? -s.unit_rows[u] : s.unit_rows[u];
-        return s.unit_slot[u] < 0 ? std::int64_t{0} : std::int64_t{s.unit_parts[u]} * s.unit_tiles[u] * rows;
+        const std::int32_t rows = s.units.rows[u] < 0 ? -s.units.rows[u] : s.units.rows[u];
+        return s.units.slot[u] < 0 ? std::int64_t{0} : std::int64_t{s.units.parts[u]} * s.units.tiles[u] * rows;
       },
       [&](int u, std::int64_t before) {
-        if (s.unit_slot[u] >= 0) s.unit_slot[u] = static_cast<std::int32_t>(before);
+        if (s.units.slot[u] >= 0) s.units.slot[u] = static_cast<std::int32_t>(before);
       }));
 }
 
 /// Rows, merge lists and empty rows.
-template <class Team>
+template <class Team, class Scratch>
 HEADWATER_ON_TEAM void emit_rows(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
-                                 const PlannerScratch& s, const UnitList& list, std::int32_t num_rows,
+                                 const Scratch& s, const UnitList& list, std::int32_t num_rows,
                                  const PlannerOutput& out, Header& header) {
   // Slots, merged rows and empty rows in one number.
   constexpr int kRowBits = 20;
@@ -83,8 +84,8 @@ HEADWATER_ON_TEAM void emit_rows(const Team& team, const detail::CostModel& cost
     std::int32_t states = 0;
     bool partial = false;
     for_units_of_row(cost, in, s, list, q, [&](const RowUnit& part) {
-      states += s.unit_parts[part.unit];
-      partial = partial || s.unit_slot[part.unit] >= 0;
+      states += s.units.parts[part.unit];
+      partial = partial || s.units.slot[part.unit] >= 0;
     });
     return states == 0 ? -1 : partial ? states : 0;
   };
@@ -112,9 +113,10 @@ HEADWATER_ON_TEAM void emit_rows(const Team& team, const detail::CostModel& cost
         out.merge_indptr[merge] = at;
         at += slots;
         for_units_of_row(cost, in, s, list, q, [&](const RowUnit& part) {
-          const std::int32_t tile_rows = s.unit_rows[part.unit] < 0 ? -s.unit_rows[part.unit] : s.unit_rows[part.unit];
-          const std::int32_t parts = s.unit_parts[part.unit];
-          const std::int32_t first = s.unit_slot[part.unit] + part.tile * parts * tile_rows + part.index;
+          const std::int32_t tile_rows =
+              s.units.rows[part.unit] < 0 ? -s.units.rows[part.unit] : s.units.rows[part.unit];
+          const std::int32_t parts = s.units.parts[part.unit];
+          const std::int32_t first = s.units.slot[part.unit] + part.tile * parts * tile_rows + part.index;
           for (std::int32_t k = parts; k-- > 0;) out.merge_slots[--at] = first + k * tile_rows;
         });
       });
@@ -124,32 +126,33 @@ HEADWATER_ON_TEAM void emit_rows(const Team& team, const detail::CostModel& cost
 }
 
 /// Work items, longest first.
-template <class Team>
-HEADWATER_ON_TEAM void emit_items(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
-                                  PlannerScratch& s, const UnitList& list, const PlannerOutput& out, Header& header) {
+template <class Team, class Scratch>
+HEADWATER_ON_TEAM void emit_items(const Team& team, const detail::CostModel& cost, const PlannerInput& in, Scratch& s,
+                                  const UnitList& list, const PlannerOutput& out, Header& header) {
   constexpr int kIndexBits = 24;
   constexpr std::uint64_t kIndexMask = (std::uint64_t{1} << kIndexBits) - 1;
   team.each(list.num_units, [&](int u) {
-    s.unit_keys[u] =
-        static_cast<std::uint64_t>(kNoLimit - s.unit_cost[u]) << kIndexBits | static_cast<std::uint64_t>(u);
+    s.units.keys[u] =
+        static_cast<std::uint64_t>(kNoLimit - s.units.cost[u]) << kIndexBits | static_cast<std::uint64_t>(u);
   });
-  team.sort(s.unit_keys, list.num_units);
-  const auto unit_of = [&](int rank) { return static_cast<std::int32_t>(s.unit_keys[rank] & kIndexMask); };
+  team.sort(s.units.keys, list.num_units);
+  const auto unit_of = [&](int rank) { return static_cast<std::int32_t>(s.units.keys[rank] & kIndexMask); };
   header.num_items = static_cast<std::int32_t>(team.scan(
-      list.num_units, [&](int rank) { return std::int64_t{s.unit_parts[unit_of(rank)]} * s.unit_tiles[unit_of(rank)]; },
-      [&](int rank, std::int64_t before) { s.unit_item[rank] = static_cast<std::int32_t>(before); }));
+      list.num_units,
+      [&](int rank) { return std::int64_t{s.units.parts[unit_of(rank)]} * s.units.tiles[unit_of(rank)]; },
+      [&](int rank, std::int64_t before) { s.units.item[rank] = static_cast<std::int32_t>(before); }));
   team.each(header.num_items, [&](int k) {
     std::int32_t low = 0;
     std::int32_t high = list.num_units;
     while (high - low > 1) {
       const std::int32_t middle = (low + high) / 2;
-      (s.unit_item[middle] <= k ? low : high) = middle;
+      (s.units.item[middle] <= k ? low : high) = middle;
     }
     const std::int32_t u = unit_of(low);
     const Unit unit = unit_at(cost, in, s, list, u);
-    const std::int32_t parts = s.unit_parts[u];
+    const std::int32_t parts = s.units.parts[u];
     // The tiles of one part one after the other.
-    const std::int32_t at = k - s.unit_item[low];
+    const std::int32_t at = k - s.units.item[low];
     const std::int32_t part = at / unit.num_tiles;
     const std::int32_t tile = at - part * unit.num_tiles;
     const std::int64_t tokens = unit.end - unit.begin;
@@ -164,18 +167,18 @@ HEADWATER_ON_TEAM void emit_items(const Team& team, const detail::CostModel& cos
     item.first_token = item.pos_begin & ((1 << in.page_shift) - 1);
     item.row_begin = unit.first_row + tile * unit.num_rows;
     item.num_rows = unit.num_rows;
-    if (s.unit_slot[u] >= 0) item.partial_begin = s.unit_slot[u] + (tile * parts + part) * unit.num_rows;
+    if (s.units.slot[u] >= 0) item.partial_begin = s.units.slot[u] + (tile * parts + part) * unit.num_rows;
     item.kv_head_end = static_cast<std::int16_t>(in.num_kv_heads);
     item.unmasked_end = detail::greater(0, detail::lesser(item.num_tokens, unit.all_end - item.pos_begin));
-    item.cost_ps = std::int64_t{s.unit_cost[u]} << list.shift;
+    item.cost_ps = std::int64_t{s.units.cost[u]} << list.shift;
     out.items[k] = item;
   });
 }
 
 /// Spans that were split off, in order of nodes; their sums.
-template <class Team>
-HEADWATER_ON_TEAM void emit_spans(const Team& team, const PlannerInput& in, const PlannerScratch& s,
-                                  const UnitList& list, const PlannerOutput& out, DevicePlanStatus& status) {
+template <class Team, class Scratch>
+HEADWATER_ON_TEAM void emit_spans(const Team& team, const PlannerInput& in, const Scratch& s, const UnitList& list,
+                                  const PlannerOutput& out, DevicePlanStatus& status) {
   std::int64_t tokens = 0;
   std::int64_t members = 0;
   status.num_spans = static_cast<std::int32_t>(team.scan(
@@ -195,9 +198,9 @@ HEADWATER_ON_TEAM void emit_spans(const Team& team, const PlannerInput& in, cons
 }
 
 /// Plans, by all members of all teams; the first team writes the plan.
-template <class Team, class Grid>
+template <class Team, class Scratch, class Grid>
 HEADWATER_ON_TEAM void make_plan(const Team& team, const Grid& grid, const detail::CostModel& cost,
-                                 const PlannerInput& in, PlannerScratch& s, const PlannerOutput& out) {
+                                 const PlannerInput& in, Scratch& s, const PlannerOutput& out) {
   DevicePlanStatus status;
   status.flags = find_sharing(team, grid, in, s, out.exchange);
   if (grid.block() != 0) return;

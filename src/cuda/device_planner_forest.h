@@ -24,13 +24,15 @@ inline constexpr std::uint64_t kKeyIndexMask = (std::uint64_t{1} << kKeyIndexBit
 inline constexpr std::uint64_t kKeyPageMask = (std::uint64_t{1} << kKeyPageBits) - 1;
 
 /// The node that node m is a part of, or -1.
-HEADWATER_ON_TEAM inline std::int32_t node_parent(const PlannerScratch& s, std::int32_t m) {
+template <class Scratch>
+HEADWATER_ON_TEAM std::int32_t node_parent(const Scratch& s, std::int32_t m) {
   const std::int32_t leader = s.node_leader[m];
   return m < s.last_node[leader] ? m + 1 : s.attach_node[leader];
 }
 
 /// Nodes above node m.
-HEADWATER_ON_TEAM inline std::int32_t depth_of(const PlannerScratch& s, std::int32_t m) {
+template <class Scratch>
+HEADWATER_ON_TEAM std::int32_t depth_of(const Scratch& s, std::int32_t m) {
   std::int32_t depth = 0;
   for (;;) {
     const std::int32_t leader = s.node_leader[m];
@@ -42,7 +44,8 @@ HEADWATER_ON_TEAM inline std::int32_t depth_of(const PlannerScratch& s, std::int
 }
 
 /// The deepest node above the depth limit of those that request i is in, or -1.
-HEADWATER_ON_TEAM inline std::int32_t bottom_of(const PlannerScratch& s, std::int32_t i) {
+template <class Scratch>
+HEADWATER_ON_TEAM std::int32_t bottom_of(const Scratch& s, std::int32_t i) {
   std::int32_t m = s.first_node[i] >= 0 ? s.first_node[i] : s.attach_node[i];
   while (m >= 0 && s.node_depth[m] >= kMaxDepth) {
     const std::int32_t leader = s.node_leader[m];
@@ -54,8 +57,8 @@ HEADWATER_ON_TEAM inline std::int32_t bottom_of(const PlannerScratch& s, std::in
 }
 
 /// Requests in an order in which the members of nodes are neighbours; the nodes' leaders, pages and ends.
-template <class Team>
-HEADWATER_ON_TEAM std::int32_t order_requests(const Team& team, const PlannerInput& in, PlannerScratch& s) {
+template <class Team, class Scratch>
+HEADWATER_ON_TEAM std::int32_t order_requests(const Team& team, const PlannerInput& in, Scratch& s) {
   const std::int32_t n = in.num_requests;
   std::int64_t mine = 0;
   team.each(n, [&](int i) {
@@ -65,7 +68,7 @@ HEADWATER_ON_TEAM std::int32_t order_requests(const Team& team, const PlannerInp
     s.first_node[i] = s.last_node[i] = s.attach_node[i] = s.bottom[i] = -1;
     const std::uint64_t group = parent < 0 ? kKeyIndexMask : static_cast<std::uint64_t>(parent);
     const std::uint64_t pages = parent < 0 ? 0 : kKeyPageMask - static_cast<std::uint64_t>(s.attach[i]);
-    s.keys[i] = (group << kKeyPageBits | pages) << kKeyIndexBits | static_cast<std::uint64_t>(i);
+    s.finding.keys[i] = (group << kKeyPageBits | pages) << kKeyIndexBits | static_cast<std::uint64_t>(i);
   });
   const auto num_children = static_cast<std::int32_t>(team.sum(mine));
   if (num_children == 0) {
@@ -76,28 +79,30 @@ HEADWATER_ON_TEAM std::int32_t order_requests(const Team& team, const PlannerInp
   team.each(n, [&](int i) {
     for (std::int32_t p = s.parent[i]; p >= 0; p = s.parent[p]) team.add(s.subtree + p, 1);
   });
-  team.sort(s.keys, n);
+  team.sort(s.finding.keys, n);
   const auto begins_node = [&](int k) {
-    return k < num_children && (k == 0 || s.keys[k] >> kKeyIndexBits != s.keys[k - 1] >> kKeyIndexBits);
+    return k < num_children && (k == 0 || s.finding.keys[k] >> kKeyIndexBits != s.finding.keys[k - 1] >> kKeyIndexBits);
   };
-  const auto group_of = [&](int k) { return static_cast<std::int32_t>(s.keys[k] >> (kKeyIndexBits + kKeyPageBits)); };
+  const auto group_of = [&](int k) {
+    return static_cast<std::int32_t>(s.finding.keys[k] >> (kKeyIndexBits + kKeyPageBits));
+  };
   // Sizes of subtrees in the lower half, nodes in the upper one.
   const std::int64_t total = team.scan(
       n,
       [&](int k) {
-        const auto i = static_cast<std::int32_t>(s.keys[k] & kKeyIndexMask);
+        const auto i = static_cast<std::int32_t>(s.finding.keys[k] & kKeyIndexMask);
         return std::int64_t{begins_node(k)} << 32 | s.subtree[i];
       },
       [&](int k, std::int64_t before) {
-        const auto i = static_cast<std::int32_t>(s.keys[k] & kKeyIndexMask);
-        s.before[k] = static_cast<std::int32_t>(before & 0x7fffffff);
+        const auto i = static_cast<std::int32_t>(s.finding.keys[k] & kKeyIndexMask);
+        s.finding.before[k] = static_cast<std::int32_t>(before & 0x7fffffff);
         if (k >= num_children) return;
         const std::int32_t leader = group_of(k);
         const bool fresh = begins_node(k);
         const auto node = static_cast<std::int32_t>(before >> 32) + (fresh ? 1 : 0) - 1;
         s.attach_node[i] = node;
         if (k == 0 || group_of(k - 1) != leader) {
-          s.seg_first[leader] = k;
+          s.finding.seg_first[leader] = k;
           s.first_node[leader] = node;
         }
         if (k + 1 >= num_children || group_of(k + 1) != leader) s.last_node[leader] = node;
@@ -109,9 +114,9 @@ HEADWATER_ON_TEAM std::int32_t order_requests(const Team& team, const PlannerInp
       });
   // Places among brothers, then from the root down.
   team.each(n, [&](int k) {
-    const auto i = static_cast<std::int32_t>(s.keys[k] & kKeyIndexMask);
-    s.row_begin[i] =
-        k < num_children ? s.before[k] - s.before[s.seg_first[group_of(k)]] + 1 : s.before[k] - s.before[num_children];
+    const auto i = static_cast<std::int32_t>(s.finding.keys[k] & kKeyIndexMask);
+    s.row_begin[i] = k < num_children ? s.finding.before[k] - s.finding.before[s.finding.seg_first[group_of(k)]] + 1
+                                      : s.finding.before[k] - s.finding.before[num_children];
   });
   team.barrier();
   team.each(n, [&](int i) {
@@ -127,13 +132,14 @@ HEADWATER_ON_TEAM std::int32_t order_requests(const Team& team, const PlannerInp
 }
 
 /// First key behind those that the first row of request i sees.
-HEADWATER_ON_TEAM inline std::int32_t first_hi(const PlannerInput& in, const PlannerScratch& s, std::int32_t i) {
+template <class Scratch>
+HEADWATER_ON_TEAM std::int32_t first_hi(const PlannerInput& in, const Scratch& s, std::int32_t i) {
   if (!in.causal) return s.length[i];
   return detail::greater(0, s.length[i] - (s.row_indptr[i + 1] - s.row_indptr[i]) + 1);
 }
 
-template <class Team>
-HEADWATER_ON_TEAM ForestSize build_forest(const Team& team, const PlannerInput& in, PlannerScratch& s) {
+template <class Team, class Scratch>
+HEADWATER_ON_TEAM ForestSize build_forest(const Team& team, const PlannerInput& in, Scratch& s) {
   const std::int32_t n = in.num_requests;
   ForestSize size;
   size.num_nodes = order_requests(team, in, s);
@@ -167,14 +173,17 @@ HEADWATER_ON_TEAM ForestSize build_forest(const Team& team, const PlannerInput& 
   return size;
 }
 
-HEADWATER_ON_TEAM inline std::int32_t node_rows(const PlannerScratch& s, std::int32_t m) {
+template <class Scratch>
+HEADWATER_ON_TEAM std::int32_t node_rows(const Scratch& s, std::int32_t m) {
   return s.row_begin[s.node_end[m]] - s.row_begin[s.position[s.node_leader[m]]];
 }
-HEADWATER_ON_TEAM inline std::int32_t node_members(const PlannerScratch& s, std::int32_t m) {
+template <class Scratch>
+HEADWATER_ON_TEAM std::int32_t node_members(const Scratch& s, std::int32_t m) {
   return s.node_end[m] - s.position[s.node_leader[m]];
 }
 /// Where a node's own tokens begin.
-HEADWATER_ON_TEAM inline std::int32_t node_begin(const PlannerScratch& s, std::int32_t m) {
+template <class Scratch>
+HEADWATER_ON_TEAM std::int32_t node_begin(const Scratch& s, std::int32_t m) {
   const std::int32_t parent = node_parent(s, m);
   return parent < 0 ? 0 : s.node_cut[parent];
 }

@@ -11,7 +11,7 @@
 namespace headwater::cuda {
 namespace {
 
-constexpr std::int64_t kMostRequests = 1 << 15;
+constexpr std::int64_t kMostRequests = LargeScratch::kMostRequests;
 constexpr std::int64_t kMostBlocks = 1 << 22;
 constexpr std::int64_t kMostRows = (1 << 20) - 1;
 constexpr std::int64_t kStatesPerRow = 15;  ///< 256 rows of 32 heads of 128: 60.5 MiB of workspace
@@ -106,8 +106,13 @@ PlannerInput planner_input(const AttentionShape& shape, const PlanOptions& optio
   in.max_rows = static_cast<std::int32_t>(rows_of(limits));
   in.max_items = static_cast<std::int32_t>(capacity.max_items);
   in.max_partials = static_cast<std::int32_t>(capacity.max_partials);
-  // A node leaves at most two units; there are fewer nodes than requests.
-  in.max_units = static_cast<std::int32_t>(std::min(capacity.max_items, flat + 2 * std::int64_t{limits.max_requests}));
+  if (flat > LargeScratch::kMostUnits) {
+    unsupported("limits.max_rows = " + std::to_string(limits.max_rows) + ": not");
+  }
+  // Fewer nodes than requests, each of one unit, or two if it has more rows than a tile.
+  const std::int64_t nodes = limits.max_requests + kMaxDepth * (rows_of(limits) / cost.tile_rows());
+  in.max_units =
+      static_cast<std::int32_t>(std::min({capacity.max_items, flat + nodes, std::int64_t{LargeScratch::kMostUnits}}));
   return in;
 }
 

@@ -17,8 +17,8 @@ inline constexpr std::int32_t kNowhere = 0x7fffffff;
 inline constexpr int kIdsPerLane = 8;
 
 /// Reads lengths and rows; returns flags.
-template <class Team>
-HEADWATER_ON_TEAM std::uint32_t load_requests(const Team& team, const PlannerInput& in, PlannerScratch& s) {
+template <class Team, class Scratch>
+HEADWATER_ON_TEAM std::uint32_t load_requests(const Team& team, const PlannerInput& in, Scratch& s) {
   const std::int32_t n = in.num_requests;
   const std::int64_t most = std::int64_t{in.max_pages} << in.page_shift;
   bool bad_length = false;
@@ -39,8 +39,8 @@ HEADWATER_ON_TEAM std::uint32_t load_requests(const Team& team, const PlannerInp
         end > row ? static_cast<std::int32_t>((std::int64_t{length} + (1 << in.page_shift) - 1) >> in.page_shift) : 0;
     s.parent[i] = -1;
     s.attach[i] = 0;
-    s.leader[i] = -1;
-    s.next_id[i] = kNoId;
+    s.finding.leader[i] = -1;
+    s.finding.next_id[i] = kNoId;
   });
   return (team.any(bad_length) ? DevicePlanStatus::kBadLength : 0U) |
          (team.any(bad_rows) ? DevicePlanStatus::kBadRows : 0U);
@@ -48,35 +48,35 @@ HEADWATER_ON_TEAM std::uint32_t load_requests(const Team& team, const PlannerInp
 
 /// Leader of each request with next_id != kNoId: the first one with the same parent, attach and next_id, or -1 for that
 /// one itself. Other requests have none.
-template <class Team>
-HEADWATER_ON_TEAM void choose_leaders(const Team& team, const PlannerInput& in, PlannerScratch& s) {
-  team.each(s.hash_mask + 1, [&](int h) {
-    s.hash_rep[h] = -1;
-    s.hash_low[h] = kNowhere;
+template <class Team, class Scratch>
+HEADWATER_ON_TEAM void choose_leaders(const Team& team, const PlannerInput& in, Scratch& s) {
+  team.each(Scratch::kHashSize, [&](int h) {
+    s.finding.hash_rep[h] = -1;
+    s.finding.hash_low[h] = kNowhere;
   });
   team.barrier();
   team.each(in.num_requests, [&](int i) {
-    if (s.next_id[i] == kNoId) return;
-    std::uint32_t hash = static_cast<std::uint32_t>(s.next_id[i]) * 0x9E3779B1U ^
+    if (s.finding.next_id[i] == kNoId) return;
+    std::uint32_t hash = static_cast<std::uint32_t>(s.finding.next_id[i]) * 0x9E3779B1U ^
                          static_cast<std::uint32_t>(s.attach[i]) * 0x85EBCA77U ^
                          static_cast<std::uint32_t>(s.parent[i]) * 0xC2B2AE3DU;
     hash = (hash ^ hash >> 15) * 0x2C1B3C6DU;
     hash ^= hash >> 13;
-    std::int32_t h = static_cast<std::int32_t>(hash) & s.hash_mask;
-    for (;; h = (h + 1) & s.hash_mask) {
-      const std::int32_t other = team.claim(s.hash_rep + h, -1, i);
-      if (other == -1 ||
-          (s.next_id[other] == s.next_id[i] && s.attach[other] == s.attach[i] && s.parent[other] == s.parent[i])) {
+    std::int32_t h = static_cast<std::int32_t>(hash) & (Scratch::kHashSize - 1);
+    for (;; h = (h + 1) & (Scratch::kHashSize - 1)) {
+      const std::int32_t other = team.claim(s.finding.hash_rep + h, -1, i);
+      if (other == -1 || (s.finding.next_id[other] == s.finding.next_id[i] && s.attach[other] == s.attach[i] &&
+                          s.parent[other] == s.parent[i])) {
         break;
       }
     }
-    team.lower(s.hash_low + h, i);
-    s.slot[i] = h;
+    team.lower(s.finding.hash_low + h, i);
+    s.finding.slot[i] = h;
   });
   team.barrier();
   team.each(in.num_requests, [&](int i) {
-    const std::int32_t low = s.next_id[i] == kNoId ? i : s.hash_low[s.slot[i]];
-    s.leader[i] = low == i ? -1 : low;
+    const std::int32_t low = s.finding.next_id[i] == kNoId ? i : s.finding.hash_low[s.finding.slot[i]];
+    s.finding.leader[i] = low == i ? -1 : low;
   });
   team.barrier();
 }
@@ -106,16 +106,16 @@ HEADWATER_ON_TEAM inline std::int32_t first_difference(const FourIds& a, const F
 
 /// Common runs of this block's requests (block, block + num_blocks, ...) with their leaders, to `to`. In the first
 /// round it looks at all their pages and reports ids outside the pool.
-template <class Team, class Grid>
-HEADWATER_ON_TEAM void find_runs(const Team& team, const Grid& grid, const PlannerInput& in, PlannerScratch& s,
+template <class Team, class Scratch, class Grid>
+HEADWATER_ON_TEAM void find_runs(const Team& team, const Grid& grid, const PlannerInput& in, Scratch& s,
                                  bool first_round, CommonRun* to) {
   const int blocks = grid.num_blocks();
   const int own = (in.num_requests - grid.block() + blocks - 1) / blocks;
   team.each(own, [&](int k) {
     const int i = grid.block() + k * blocks;
-    const std::int32_t leader = s.leader[i];
-    s.run[k] = leader < 0 ? 0 : detail::lesser(s.pages[i], s.pages[leader]);
-    s.bad[k] = 0;
+    const std::int32_t leader = s.finding.leader[i];
+    s.finding.run[k] = leader < 0 ? 0 : detail::lesser(s.pages[i], s.pages[leader]);
+    s.finding.bad[k] = 0;
   });
   team.barrier();
   constexpr int kHalf = 4 * Team::kLanes;
@@ -124,8 +124,8 @@ HEADWATER_ON_TEAM void find_runs(const Team& team, const Grid& grid, const Plann
     const int k = strip / strips;
     const int base = (strip - k * strips) * 2 * kHalf;
     const int i = grid.block() + k * blocks;
-    const std::int32_t leader = s.leader[i];
-    const std::int32_t shared = leader < 0 ? 0 : team.peek_of_lanes(s.run + k);  // may become less meanwhile
+    const std::int32_t leader = s.finding.leader[i];
+    const std::int32_t shared = leader < 0 ? 0 : team.peek_of_lanes(s.finding.run + k);  // may become less meanwhile
     const std::int32_t looked_at = first_round ? s.pages[i] : shared;
     const std::int32_t from = s.parent[i] < 0 ? 1 : s.attach[i] + 1;  // the page before is known to agree
     if (base >= looked_at) continue;
@@ -139,7 +139,7 @@ HEADWATER_ON_TEAM void find_runs(const Team& team, const Grid& grid, const Plann
     const std::int32_t first =
         team.least_of_lanes(detail::lesser(first_difference(a0, b0, page, from, shared, in.null_page),
                                            first_difference(a1, b1, page + kHalf, from, shared, in.null_page)));
-    if (team.lane() == 0 && first != kNowhere) team.lower(s.run + k, first);
+    if (team.lane() == 0 && first != kNowhere) team.lower(s.finding.run + k, first);
     if (!first_round) continue;
     bool bad = false;
     for (int j = 0; j < 4; ++j) {
@@ -147,17 +147,17 @@ HEADWATER_ON_TEAM void find_runs(const Team& team, const Grid& grid, const Plann
       bad = bad || (page + j < looked_at && static_cast<std::uint32_t>(a0.id[j]) >= pool) ||
             (page + kHalf + j < looked_at && static_cast<std::uint32_t>(a1.id[j]) >= pool);
     }
-    if (team.any_of_lanes(bad) && team.lane() == 0) team.mark(s.bad + k, 1);
+    if (team.any_of_lanes(bad) && team.lane() == 0) team.mark(s.finding.bad + k, 1);
   }
   team.barrier();
   team.each(own, [&](int k) {
     const int i = grid.block() + k * blocks;
-    if (s.leader[i] < 0 && !first_round) return;
-    const std::int32_t pages = s.run[k];
+    if (s.finding.leader[i] < 0 && !first_round) return;
+    const std::int32_t pages = s.finding.run[k];
     std::int32_t id = kNoId;
-    if (s.bad[k] != 0) {
+    if (s.finding.bad[k] != 0) {
       id = kBadId;
-    } else if (s.leader[i] >= 0 && pages < s.pages[i]) {
+    } else if (s.finding.leader[i] >= 0 && pages < s.pages[i]) {
       id = in.block_table[i * in.row_stride + pages];
       if (id == in.null_page) id = kNoId;
     }
@@ -166,36 +166,36 @@ HEADWATER_ON_TEAM void find_runs(const Team& team, const Grid& grid, const Plann
 }
 
 /// Fills parent and attach; returns flags. By all blocks; only the first one needs the result.
-template <class Team, class Grid>
-HEADWATER_ON_TEAM std::uint32_t find_sharing(const Team& team, const Grid& grid, const PlannerInput& in,
-                                             PlannerScratch& s, CommonRun* exchange) {
+template <class Team, class Scratch, class Grid>
+HEADWATER_ON_TEAM std::uint32_t find_sharing(const Team& team, const Grid& grid, const PlannerInput& in, Scratch& s,
+                                             CommonRun* exchange) {
   const std::uint32_t flags = load_requests(team, in, s);
   if (in.policy == Policy::flat || flags != 0) return flags;
   team.each(in.num_requests, [&](int i) {
     if (s.pages[i] == 0) return;
     const std::int32_t id = in.block_table[i * in.row_stride];
     // What is outside the pool is looked for in the first round.
-    s.next_id[i] = id == in.null_page || id < 0 ? kNoId : id;
+    s.finding.next_id[i] = id == in.null_page || id < 0 ? kNoId : id;
   });
   team.barrier();
   choose_leaders(team, in, s);
   for (int round = 0; round < kMaxDepth; ++round) {
     bool follows = false;
-    team.each(in.num_requests, [&](int i) { follows = follows || s.leader[i] >= 0; });
+    team.each(in.num_requests, [&](int i) { follows = follows || s.finding.leader[i] >= 0; });
     if (round > 0 && !team.any(follows)) break;
     CommonRun* runs = exchange + (round % 2) * in.num_requests;
     find_runs(team, grid, in, s, round == 0, runs);
     grid.sync();
     bool bad = false;
     team.each(in.num_requests, [&](int i) {
-      s.next_id[i] = kNoId;
-      if (s.leader[i] < 0 && round > 0) return;
+      s.finding.next_id[i] = kNoId;
+      if (s.finding.leader[i] < 0 && round > 0) return;
       const CommonRun run = grid.read(runs + i);
       bad = bad || run.next_id == kBadId;
-      if (s.leader[i] < 0) return;
-      s.parent[i] = s.leader[i];
+      if (s.finding.leader[i] < 0) return;
+      s.parent[i] = s.finding.leader[i];
       s.attach[i] = run.pages;
-      s.next_id[i] = run.next_id;
+      s.finding.next_id[i] = run.next_id;
     });
     if (round == 0 && team.any(bad)) return DevicePlanStatus::kBadPageId;
     team.barrier();

@@ -53,8 +53,8 @@ struct OwnPart {
   std::int32_t first_row;  ///< the first one that sees something of it
   std::int32_t num_rows;
 };
-HEADWATER_ON_TEAM inline OwnPart own_part(const PlannerInput& in, const PlannerScratch& s, const UnitList& list,
-                                          std::int32_t i) {
+template <class Scratch>
+HEADWATER_ON_TEAM OwnPart own_part(const PlannerInput& in, const Scratch& s, const UnitList& list, std::int32_t i) {
   const std::int32_t top = list.num_nodes == 0 ? -1 : s.top[i];
   const std::int32_t begin = top < 0 ? 0 : s.node_cut[top];
   const std::int32_t rows = s.row_indptr[i + 1] - s.row_indptr[i];
@@ -65,24 +65,26 @@ HEADWATER_ON_TEAM inline OwnPart own_part(const PlannerInput& in, const PlannerS
   return {begin, s.row_begin[s.position[i]] + skipped, detail::greater(0, rows - skipped)};
 }
 
-HEADWATER_ON_TEAM inline std::int32_t units_of_node(const detail::CostModel& cost, const PlannerScratch& s,
-                                                    std::int32_t m) {
+template <class Scratch>
+HEADWATER_ON_TEAM std::int32_t units_of_node(const detail::CostModel& cost, const Scratch& s, std::int32_t m) {
   if (s.node_depth[m] >= kMaxDepth || s.node_run[m] < 0) return 0;
   const NodeTiles tiles = tiles_of(cost, node_rows(s, m));
   return (tiles.full > 0 ? 1 : 0) + (tiles.rest > 0 ? 1 : 0);
 }
 
-HEADWATER_ON_TEAM inline std::int32_t units_of_request(const detail::CostModel& cost, const PlannerInput& in,
-                                                       const PlannerScratch& s, const UnitList& list, std::int32_t i) {
+template <class Scratch>
+HEADWATER_ON_TEAM std::int32_t units_of_request(const detail::CostModel& cost, const PlannerInput& in, const Scratch& s,
+                                                const UnitList& list, std::int32_t i) {
   const std::int32_t rows = own_part(in, s, list, i).num_rows;
   if (rows == 0) return 0;
   return rows <= cost.tile_rows() ? 1 : (rows + cost.rows_per_tile(rows) - 1) / cost.rows_per_tile(rows);
 }
 
-HEADWATER_ON_TEAM inline Unit unit_at(const detail::CostModel& cost, const PlannerInput& in, const PlannerScratch& s,
-                                      const UnitList& list, std::int32_t u) {
-  const std::int32_t piece = s.unit_piece[u];
-  const std::int32_t tile = s.unit_tile[u];
+template <class Scratch>
+HEADWATER_ON_TEAM Unit unit_at(const detail::CostModel& cost, const PlannerInput& in, const Scratch& s,
+                               const UnitList& list, std::int32_t u) {
+  const std::int32_t piece = s.units.piece[u];
+  const std::int32_t tile = s.units.tile[u];
   Unit unit;
   if (piece >= 0) {
     const std::int32_t leader = s.node_leader[piece];
@@ -116,52 +118,56 @@ HEADWATER_ON_TEAM inline Unit unit_at(const detail::CostModel& cost, const Plann
   return unit;
 }
 
-HEADWATER_ON_TEAM inline std::int32_t num_piece_tiles(const detail::CostModel& cost, const PlannerInput& in,
-                                                      const PlannerScratch& s, const UnitList& list, std::int32_t u) {
-  const std::int32_t piece = s.unit_piece[u];
+template <class Scratch>
+HEADWATER_ON_TEAM std::int32_t num_piece_tiles(const detail::CostModel& cost, const PlannerInput& in, const Scratch& s,
+                                               const UnitList& list, std::int32_t u) {
+  const std::int32_t piece = s.units.piece[u];
   return cost.num_tiles(piece >= 0 ? node_rows(s, piece) : own_part(in, s, list, -1 - piece).num_rows);
 }
 
 /// Fills unit_piece, unit_tile, first_unit; num_units < 0: there is no room for so many.
-template <class Team>
-HEADWATER_ON_TEAM void list_units(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
-                                  PlannerScratch& s, UnitList& list) {
+template <class Team, class Scratch>
+HEADWATER_ON_TEAM void list_units(const Team& team, const detail::CostModel& cost, const PlannerInput& in, Scratch& s,
+                                  UnitList& list) {
   const std::int32_t nodes = list.num_nodes;
   const auto count = [&](int x) {
     return x < nodes ? units_of_node(cost, s, x) : units_of_request(cost, in, s, list, x - nodes);
   };
   const std::int64_t total = team.scan(nodes + in.num_requests, count, [&](int x, std::int64_t before) {
-    s.first_unit[x] = static_cast<std::int32_t>(before);
+    s.units.first[x] = static_cast<std::int32_t>(before);
   });
   list.num_units = total <= in.max_units ? static_cast<std::int32_t>(total) : -1;
   if (list.num_units < 0) return;
   team.each(nodes + in.num_requests, [&](int x) {
     const std::int32_t units = count(x);
-    const std::int32_t first = s.first_unit[x];
+    const std::int32_t first = s.units.first[x];
     for (std::int32_t k = 0; k < units; ++k) {
-      s.unit_piece[first + k] = x < nodes ? x : -1 - (x - nodes);
+      s.units.piece[first + k] = x < nodes ? x : -1 - (x - nodes);
       // A node's second unit is its last tile.
-      s.unit_tile[first + k] = x < nodes && k == 1 ? tiles_of(cost, node_rows(s, x)).full : k;
+      s.units.tile[first + k] = x < nodes && k == 1 ? tiles_of(cost, node_rows(s, x)).full : k;
     }
   });
   team.barrier();
 }
 
 /// A part's share of a unit's cost, scaled.
-HEADWATER_ON_TEAM inline std::int32_t part_cost(const PlannerScratch& s, std::int32_t u, std::int32_t parts) {
-  const auto whole = static_cast<std::uint32_t>(s.unit_cost[u]);
-  if (parts == 1) return s.unit_cost[u];
-  const std::uint64_t all = whole + static_cast<std::uint64_t>(parts - 1) * static_cast<std::uint32_t>(s.unit_extra[u]);
+template <class Scratch>
+HEADWATER_ON_TEAM std::int32_t part_cost(const Scratch& s, std::int32_t u, std::int32_t parts) {
+  const auto whole = static_cast<std::uint32_t>(s.units.cost[u]);
+  if (parts == 1) return s.units.cost[u];
+  const std::uint64_t all =
+      whole + static_cast<std::uint64_t>(parts - 1) * static_cast<std::uint32_t>(s.units.extra[u]);
   const auto capped = static_cast<std::uint32_t>(detail::lesser<std::uint64_t>(all, 0x7fffffff));
   return static_cast<std::int32_t>(capped / static_cast<std::uint32_t>(parts));
 }
 
 /// Parts of a unit so that none costs more than about `limit`.
-HEADWATER_ON_TEAM inline std::int32_t parts_for(const PlannerScratch& s, std::int32_t u, std::int32_t limit) {
-  const auto cost = static_cast<std::uint32_t>(s.unit_cost[u]);
+template <class Scratch>
+HEADWATER_ON_TEAM std::int32_t parts_for(const Scratch& s, std::int32_t u, std::int32_t limit) {
+  const auto cost = static_cast<std::uint32_t>(s.units.cost[u]);
   const auto most = static_cast<std::uint32_t>(limit);
   if (cost <= most) return 1;
-  return detail::lesser(static_cast<std::int32_t>((cost + most - 1) / most), s.unit_most[u]);
+  return detail::lesser(static_cast<std::int32_t>((cost + most - 1) / most), s.units.most[u]);
 }
 
 /// Costs 2^e (1 + f / 8) and up share class 8 e + f.
@@ -176,9 +182,9 @@ HEADWATER_ON_TEAM inline std::int32_t cost_class(std::int32_t cost) {
 }
 
 /// Costs of all units; sets the scale. Returns their sum in picoseconds.
-template <class Team>
+template <class Team, class Scratch>
 HEADWATER_ON_TEAM std::int64_t cost_units(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
-                                          PlannerScratch& s, UnitList& list) {
+                                          Scratch& s, UnitList& list) {
   const std::int32_t grain = detail::greater(kLeastPart, 1 << in.page_shift);
   std::int64_t mine = 0;
   team.each(list.num_units, [&](int u) {
@@ -187,21 +193,21 @@ HEADWATER_ON_TEAM std::int64_t cost_units(const Team& team, const detail::CostMo
     const std::int32_t tokens = unit.end - unit.begin;
     const std::int64_t read =
         tiles == 1 ? cost.read_ps(1) : (cost.read_ps(1) + (tiles - 1) * cost.reread_ps(1, cost.chunk_tokens())) / tiles;
-    s.unit_ps[u] = tokens * read + cost.compute_ps(tokens, unit.num_rows) + cost.item_ps(unit.num_rows) +
-                   cost.partial_ps(unit.shared ? unit.num_rows : 0);
-    s.unit_most[u] = detail::greater(1, tokens / grain);
-    s.unit_rows[u] = unit.shared ? -unit.num_rows : unit.num_rows;
-    s.unit_tiles[u] = unit.num_tiles;
-    mine += s.unit_ps[u] * unit.num_tiles;
+    s.units.ps[u] = tokens * read + cost.compute_ps(tokens, unit.num_rows) + cost.item_ps(unit.num_rows) +
+                    cost.partial_ps(unit.shared ? unit.num_rows : 0);
+    s.units.most[u] = detail::greater(1, tokens / grain);
+    s.units.rows[u] = unit.shared ? -unit.num_rows : unit.num_rows;
+    s.units.tiles[u] = unit.num_tiles;
+    mine += s.units.ps[u] * unit.num_tiles;
   });
   const std::int64_t sum = team.sum(mine);
   list.shift = 0;
   while (sum >> list.shift >= std::int64_t{1} << kCostBits) ++list.shift;
   team.each(list.num_units, [&](int u) {
-    const std::int32_t rows = s.unit_rows[u] < 0 ? -s.unit_rows[u] : s.unit_rows[u];
+    const std::int32_t rows = s.units.rows[u] < 0 ? -s.units.rows[u] : s.units.rows[u];
     const std::int64_t extra = cost.item_ps(rows) + cost.partial_ps(rows);
-    s.unit_cost[u] = static_cast<std::int32_t>(detail::greater<std::int64_t>(1, s.unit_ps[u] >> list.shift));
-    s.unit_extra[u] = static_cast<std::int32_t>(detail::lesser<std::int64_t>(kNoLimit, extra >> list.shift));
+    s.units.cost[u] = static_cast<std::int32_t>(detail::greater<std::int64_t>(1, s.units.ps[u] >> list.shift));
+    s.units.extra[u] = static_cast<std::int32_t>(detail::lesser<std::int64_t>(kNoLimit, extra >> list.shift));
   });
   return sum;
 }
@@ -223,8 +229,8 @@ HEADWATER_ON_TEAM inline std::int32_t candidate_limit(int c, std::int64_t ideal)
 }
 
 /// Adds up what each part size gives; in a second pass how many waves of parts that takes.
-template <class Team>
-HEADWATER_ON_TEAM void weigh_candidates(const Team& team, const detail::CostModel& cost, PlannerScratch& s,
+template <class Team, class Scratch>
+HEADWATER_ON_TEAM void weigh_candidates(const Team& team, const detail::CostModel& cost, Scratch& s,
                                         const UnitList& list, std::int64_t ideal, bool waves) {
   constexpr int kLanes = Team::kLanes;
   const int chunks = (list.num_units + kLanes - 1) / kLanes;
@@ -234,16 +240,16 @@ HEADWATER_ON_TEAM void weigh_candidates(const Team& team, const detail::CostMode
     if (u >= list.num_units) continue;
     const std::int32_t parts = parts_for(s, u, candidate_limit(c, ideal));
     const std::int32_t each = part_cost(s, u, parts);
-    Candidate& sum = s.candidates[c];
-    std::int32_t* counts = s.counts + c * kCostClasses;
+    Candidate& sum = s.units.candidates[c];
+    std::int32_t* counts = s.units.counts[c];
     if (waves) {
       const std::int32_t as_long = counts[cost_class(each)];
       const std::int64_t time = std::int64_t{each} * ((as_long + cost.num_workers() - 1) / cost.num_workers());
       team.raise(&sum.waves, static_cast<std::int32_t>(detail::lesser<std::int64_t>(time, kNoLimit)));
       continue;
     }
-    const std::int32_t items = parts * s.unit_tiles[u];
-    const std::int32_t rows = s.unit_rows[u];  // negative: they read something else, too
+    const std::int32_t items = parts * s.units.tiles[u];
+    const std::int32_t rows = s.units.rows[u];  // negative: they read something else, too
     team.add(&sum.total, std::int64_t{each} * items);
     team.add(&sum.items, std::int64_t{items});
     team.add(&sum.partials, std::int64_t{items} * (rows < 0 ? -rows : parts > 1 ? rows : 0));
@@ -254,29 +260,30 @@ HEADWATER_ON_TEAM void weigh_candidates(const Team& team, const detail::CostMode
 }
 
 /// Chooses the parts of all units.
-template <class Team>
-HEADWATER_ON_TEAM void balance(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
-                               PlannerScratch& s, UnitList& list, std::int64_t sum_ps, std::int64_t saved_ps) {
+template <class Team, class Scratch>
+HEADWATER_ON_TEAM void balance(const Team& team, const detail::CostModel& cost, const PlannerInput& in, Scratch& s,
+                               UnitList& list, std::int64_t sum_ps, std::int64_t saved_ps) {
   const std::int64_t workers = cost.num_workers();
   const std::int64_t ideal = detail::greater<std::int64_t>(1, (sum_ps >> list.shift) / workers);
-  team.each(kCandidates, [&](int c) { s.candidates[c] = {}; });
+  team.each(kCandidates, [&](int c) { s.units.candidates[c] = Candidate{}; });
   constexpr int kAll = kCandidates * kCostClasses;
-  team.each(kAll, [&](int k) { s.counts[k] = 0; });
+  std::int32_t* counts = s.units.counts[0];
+  team.each(kAll, [&](int k) { counts[k] = 0; });
   team.barrier();
   weigh_candidates(team, cost, s, list, ideal, false);
   // From parts of a class to parts of this class or above.
   team.scan(
-      kAll, [&](int k) { return std::int64_t{s.counts[kAll - 1 - k]}; },
+      kAll, [&](int k) { return std::int64_t{counts[kAll - 1 - k]}; },
       [&](int k, std::int64_t before) {
         const int at = kAll - 1 - k;
-        for (int c = kCandidates - 1; c > at / kCostClasses; --c) before -= s.candidates[c].items;
-        s.counts[at] += static_cast<std::int32_t>(before);
+        for (int c = kCandidates - 1; c > at / kCostClasses; --c) before -= s.units.candidates[c].items;
+        counts[at] += static_cast<std::int32_t>(before);
       });
   weigh_candidates(team, cost, s, list, ideal, true);
   list.fits = false;
   std::int64_t best = 0;
   for (int c = 0; c < kCandidates; ++c) {
-    const Candidate& candidate = s.candidates[c];
+    const Candidate& candidate = s.units.candidates[c];
     if (candidate.items > in.max_items || candidate.partials > in.max_partials) continue;
     const std::int64_t time =
         detail::greater(candidate.total / workers, std::int64_t{detail::greater(candidate.longest, candidate.waves)});
@@ -289,9 +296,9 @@ HEADWATER_ON_TEAM void balance(const Team& team, const detail::CostModel& cost, 
   bool cut = false;
   team.each(list.num_units, [&](int u) {
     const std::int32_t parts = parts_for(s, u, list.limit);
-    s.unit_cost[u] = part_cost(s, u, parts);
-    s.unit_parts[u] = parts;
-    cut = cut || parts > 1 || s.unit_rows[u] < 0;
+    s.units.cost[u] = part_cost(s, u, parts);
+    s.units.parts[u] = parts;
+    cut = cut || parts > 1 || s.units.rows[u] < 0;
   });
   const bool merges = team.any(cut);
   const std::int64_t work = best << list.shift;
@@ -299,9 +306,9 @@ HEADWATER_ON_TEAM void balance(const Team& team, const detail::CostModel& cost, 
 }
 
 /// Units and parts of the cut in force, or, with num_nodes = 0, of none.
-template <class Team>
+template <class Team, class Scratch>
 HEADWATER_ON_TEAM UnitList make_units(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
-                                      PlannerScratch& s, std::int32_t num_nodes, std::int64_t saved_ps) {
+                                      Scratch& s, std::int32_t num_nodes, std::int64_t saved_ps) {
   UnitList list;
   list.num_nodes = num_nodes;
   list_units(team, cost, in, s, list);

@@ -329,7 +329,9 @@ TEST(DevicePlanner, CapacityHoldsBigPlans) {
       const Planned planned = plan_alone(shape, with(policy), model, tables);
       EXPECT_EQ(planned.status.flags, 0U);
       const std::int32_t inner = std::accumulate(nodes.begin(), nodes.end() - 1, 0);
-      if (policy == Policy::forest) EXPECT_EQ(planned.status.num_spans, inner);
+      if (policy == Policy::forest) {
+        EXPECT_EQ(planned.status.num_spans, inner);
+      }
       EXPECT_EQ(planned.status.num_spans > 0, inner > 0);
       EXPECT_EQ(complaint(to_plan(shape, with(policy), tables, planned), t.batch()), "");
     }
@@ -360,7 +362,7 @@ TEST(DevicePlanner, WhatItCannotPlanIsRefused) {
   EXPECT_EQ(reason({}, odd), "limits.page_size = 24, expected a power of two in 1..256 on CUDA");
   odd = limits;
   odd.max_requests = 0;
-  EXPECT_EQ(reason({}, odd), "limits.max_requests = 0, expected 1..32768");
+  EXPECT_EQ(reason({}, odd), "limits.max_requests = 0, expected 1..4096");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <cstring>
 #include <memory>
 #include <sstream>
 #include <thread>
@@ -18,7 +19,7 @@ using cuda::Capacity;
 using cuda::FourIds;
 using cuda::PlannerInput;
 using cuda::PlannerOutput;
-using cuda::PlannerScratch;
+using Scratch = cuda::LargeScratch;
 
 constexpr std::int32_t kPoison = -12'345;
 
@@ -60,10 +61,9 @@ class Workplace {
   }
 
   /// Scratch memory of a block, full of nonsense.
-  std::vector<std::uint64_t> scratch(PlannerScratch& s) const {
-    const std::size_t bytes = cuda::lay_out(s, nullptr, input.num_requests, input.max_units);
-    std::vector<std::uint64_t> memory((bytes + 7) / 8, 0x9d9d9d9d9d9d9d9dULL);
-    cuda::lay_out(s, reinterpret_cast<std::byte*>(memory.data()), input.num_requests, input.max_units);
+  static std::unique_ptr<Scratch> scratch() {
+    auto memory = std::make_unique_for_overwrite<Scratch>();
+    std::memset(static_cast<void*>(memory.get()), 0x9d, sizeof(Scratch));
     return memory;
   }
 
@@ -280,9 +280,8 @@ std::string bytes_of(const Planned& p) {
 Planned plan_alone(const AttentionShape& shape, const PlanOptions& options, const DeviceModel& model,
                    const BlockTables& tables, const Capacity* capacity) {
   Workplace place(shape, options, model, tables, capacity);
-  PlannerScratch scratch;
-  const auto memory = place.scratch(scratch);
-  cuda::make_plan(cuda::LoneTeam(), cuda::LoneGrid(), place.cost, place.input, scratch, place.output);
+  const auto scratch = Workplace::scratch();
+  cuda::make_plan(cuda::LoneTeam(), cuda::LoneGrid(), place.cost, place.input, *scratch, place.output);
   return place.take();
 }
 
@@ -290,20 +289,18 @@ Planned plan_by_threads(const AttentionShape& shape, const PlanOptions& options,
                         const BlockTables& tables, int blocks, int threads) {
   Workplace place(shape, options, model, tables, nullptr);
   std::vector<std::unique_ptr<Block>> shared;
-  std::vector<PlannerScratch> scratch(sz(blocks));
-  std::vector<std::vector<std::uint64_t>> memory;
+  std::vector<std::unique_ptr<Scratch>> scratch;
   for (int b = 0; b < blocks; ++b) {
     shared.push_back(std::make_unique<Block>(threads));
-    memory.push_back(place.scratch(scratch[sz(b)]));
+    scratch.push_back(Workplace::scratch());
   }
   std::barrier<> all(blocks * threads);
   std::vector<std::thread> workers;
   for (int b = 0; b < blocks; ++b) {
     for (int t = 0; t < threads; ++t) {
       workers.emplace_back([&, b, t] {
-        PlannerScratch mine = scratch[sz(b)];
         cuda::make_plan(ThreadTeam(*shared[sz(b)], t, threads), ThreadGrid(all, b, blocks), place.cost, place.input,
-                        mine, place.output);
+                        *scratch[sz(b)], place.output);
       });
     }
   }
