@@ -21,7 +21,8 @@ template <class Scratch>
 HEADWATER_ON_TEAM NodePath path_to(const Scratch& s, std::int32_t m) {
   NodePath path;
   path.length = s.node_depth[m] + 1;
-  for (std::int32_t d = path.length; d-- > 0; m = node_parent(s, m)) path.node[d] = m;
+  HEADWATER_ROLLED
+  for (std::int32_t d = path.length; d-- > 0; m = s.node_parent[m]) path.node[d] = m;
   return path;
 }
 
@@ -45,6 +46,7 @@ HEADWATER_ON_TEAM bool close_from_the_root(const Team& team, const PlannerInput&
     std::int32_t run_depth = 0;
     std::int32_t up = -1;
     bool closed = false;
+    HEADWATER_ROLLED
     for (std::int32_t d = 0; d < path.length; ++d) {
       const std::int32_t at = path.node[d];
       if (closed) {
@@ -74,8 +76,8 @@ HEADWATER_ON_TEAM bool close_forest(const Team& team, const PlannerInput& in, Sc
 }
 
 /// Cost of reading tokens [begin, end) for `rows` rows, `read_ps` of it for the reads of a tile.
-HEADWATER_ON_TEAM inline std::int64_t close_ps(const detail::CostModel& cost, std::int32_t begin, std::int32_t end,
-                                               std::int32_t rows, std::int64_t read_ps, bool whole) {
+HEADWATER_ON_TEAM_CALL inline std::int64_t close_ps(const detail::CostModel& cost, std::int32_t begin, std::int32_t end,
+                                                    std::int32_t rows, std::int64_t read_ps, bool whole) {
   if (end <= begin) return 0;
   return cost.piece_ps(end - begin, rows) + cost.num_tiles(rows) * read_ps + (whole ? 0 : cost.partial_ps(rows));
 }
@@ -92,12 +94,13 @@ HEADWATER_ON_TEAM void cost_leaf(const Team& team, const detail::CostModel& cost
   const std::int64_t reads = s.cutting.read_prefix[up] + cost.read_ps(detail::greater(0, end - begin));
   std::int64_t* sums = s.cutting.sums[up];
   std::int32_t above = up;
+  HEADWATER_ROLLED
   for (std::int32_t k = s.node_depth[up] + 1; k >= 0; --k) {
     // The run starts at the node below `above`.
     const std::int32_t run = above < 0 ? 0 : s.node_cut[above];
     const std::int64_t read = reads - (above < 0 ? 0 : s.cutting.read_prefix[above]);
     team.add(sums + k, detail::lesser(kImpossible, close_ps(cost, run, end, rows, read, k == 0)));
-    if (above >= 0) above = node_parent(s, above);
+    if (above >= 0) above = s.node_parent[above];
   }
 }
 
@@ -105,13 +108,14 @@ template <class Team, class Scratch>
 HEADWATER_ON_TEAM void cost_node(const Team& team, const detail::CostModel& cost, const PlannerInput& in, Scratch& s,
                                  std::int32_t m) {
   const std::int32_t depth = s.node_depth[m];
-  const std::int32_t parent = node_parent(s, m);
+  const std::int32_t parent = s.node_parent[m];
   const std::int64_t* sums = s.cutting.sums[m];
   const std::int64_t after = sums[depth + 1];
   std::int64_t* up = parent < 0 ? nullptr : s.cutting.sums[parent];
   if (parent >= 0) team.mark(s.cutting.goes_on + parent, 1);
   std::int32_t choice = 0;
   std::int32_t above = parent;
+  HEADWATER_ROLLED
   for (std::int32_t k = depth; k >= 0; --k) {
     const std::int32_t run = above < 0 ? 0 : s.node_cut[above];
     const std::int64_t read = s.cutting.read_prefix[m] - (above < 0 ? 0 : s.cutting.read_prefix[above]);
@@ -121,7 +125,7 @@ HEADWATER_ON_TEAM void cost_node(const Team& team, const detail::CostModel& cost
                                    : kImpossible;
     if (close < sums[k]) choice |= 1 << k;
     if (up != nullptr) team.add(up + k, detail::lesser(close, sums[k]));
-    if (above >= 0) above = node_parent(s, above);
+    if (above >= 0) above = s.node_parent[above];
   }
   s.cutting.choice[m] = choice;
 }
@@ -133,18 +137,21 @@ HEADWATER_ON_TEAM bool close_cheapest(const Team& team, const detail::CostModel&
   std::int32_t deepest = 0;
   team.each(num_nodes, [&](int m) {
     s.cutting.goes_on[m] = 0;
+    HEADWATER_ROLLED
     for (int k = 0; k <= kMaxDepth; ++k) s.cutting.sums[m][k] = 0;
     if (s.node_depth[m] >= kMaxDepth) return;
     deepest = detail::greater(deepest, s.node_depth[m]);
     std::int64_t reads = 0;
-    for (std::int32_t a = m; a >= 0; a = node_parent(s, a)) {
+    HEADWATER_ROLLED
+    for (std::int32_t a = m; a >= 0; a = s.node_parent[a]) {
       reads += cost.reread_ps(detail::greater(0, s.node_cut[a] - node_begin(s, a)), s.node_cut[a]);
     }
     s.cutting.read_prefix[m] = reads;
   });
-  deepest = static_cast<std::int32_t>(team.greatest(deepest));
+  deepest = team.greatest(deepest);
   team.each(in.num_requests, [&](int i) { cost_leaf(team, cost, s, i); });
   team.barrier();
+  HEADWATER_ROLLED
   for (std::int32_t d = deepest; d >= 0; --d) {
     team.each(num_nodes, [&](int m) {
       if (s.node_depth[m] == d) cost_node(team, cost, in, s, m);
@@ -167,10 +174,11 @@ HEADWATER_ON_TEAM std::int64_t cached_rereads_ps(const Team& team, const detail:
               [&](int m) { s.cutting.readers[m] = s.node_depth[m] < kMaxDepth && s.node_run[m] >= 0 ? 1 : 0; });
     team.barrier();
     const auto read_above = [&](std::int32_t m) {
-      for (; m >= 0 && s.node_run[m] < 0; m = node_parent(s, m)) team.add(s.cutting.readers + m, 1);
+      HEADWATER_ROLLED
+      for (; m >= 0 && s.node_run[m] < 0; m = s.node_parent[m]) team.add(s.cutting.readers + m, 1);
     };
     team.each(num_nodes, [&](int m) {
-      if (s.node_depth[m] < kMaxDepth && s.node_run[m] >= 0) read_above(node_parent(s, m));
+      if (s.node_depth[m] < kMaxDepth && s.node_run[m] >= 0) read_above(s.node_parent[m]);
     });
     team.each(in.num_requests, [&](int i) { read_above(s.bottom[i]); });
     team.barrier();

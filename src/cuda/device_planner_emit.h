@@ -11,6 +11,7 @@ HEADWATER_ON_TEAM std::int32_t position_of_row(const PlannerInput& in, const Scr
   if (in.qo_indptr == nullptr) return q;
   std::int32_t low = 0;
   std::int32_t high = in.num_requests;
+  HEADWATER_ROLLED
   while (high - low > 1) {
     const std::int32_t middle = (low + high) / 2;
     (s.row_begin[middle] <= q ? low : high) = middle;
@@ -28,7 +29,7 @@ template <class Scratch>
 HEADWATER_ON_TEAM RowUnit row_in_node(const detail::CostModel& cost, const Scratch& s, std::int32_t m, std::int32_t q) {
   const NodeTiles tiles = tiles_of(cost, node_rows(s, m));
   const std::int32_t at = q - s.row_begin[s.position[s.node_leader[m]]];
-  const std::int32_t tile = at / tiles.per_tile;
+  const std::int32_t tile = at < tiles.per_tile ? 0 : at / tiles.per_tile;
   const std::int32_t unit = s.units.first[m] + (tile >= tiles.full && tiles.full > 0 ? 1 : 0);
   return {unit, tile < tiles.full ? tile : 0, at - tile * tiles.per_tile};
 }
@@ -36,39 +37,46 @@ HEADWATER_ON_TEAM RowUnit row_in_node(const detail::CostModel& cost, const Scrat
 /// Calls visit(row's part) for everything that row q reads, from its last token to its first.
 template <class Scratch, class Visit>
 HEADWATER_ON_TEAM void for_units_of_row(const detail::CostModel& cost, const PlannerInput& in, const Scratch& s,
-                                        const UnitList& list, std::int32_t q, Visit&& visit) {
-  const std::int32_t i = s.order[position_of_row(in, s, q)];
+                                        const UnitList& list, std::int32_t i, std::int32_t q, Visit&& visit) {
+  constexpr std::int32_t kOwn = -2;
   const OwnPart own = own_part(in, s, list, i);
-  if (own.num_rows > 0 && q >= own.first_row) {
-    const std::int32_t per_tile = cost.rows_per_tile(own.num_rows);
-    const std::int32_t tile = (q - own.first_row) / per_tile;
-    visit(RowUnit{s.units.first[list.num_nodes + i] + tile, 0, q - own.first_row - tile * per_tile});
+  const std::int32_t top = list.num_nodes == 0 ? -1 : s.top[i];
+  std::int32_t m = own.num_rows > 0 && q >= own.first_row ? kOwn : top;
+  HEADWATER_ROLLED
+  while (m != -1) {
+    if (m == kOwn) {
+      const std::int32_t at = q - own.first_row;
+      const std::int32_t per_tile = tile_of(cost, own.num_rows);
+      const std::int32_t tile = at < per_tile ? 0 : at / per_tile;
+      visit(RowUnit{s.units.first[list.num_nodes + i] + tile, 0, at - tile * per_tile});
+      m = top;
+    } else {
+      visit(row_in_node(cost, s, m, q));
+      m = s.node_up[m];
+    }
   }
-  if (list.num_nodes == 0) return;
-  for (std::int32_t m = s.top[i]; m >= 0; m = s.node_up[m]) visit(row_in_node(cost, s, m, q));
 }
 
-/// Results of a row go to the output if it is the row's only one, and the only one of the others in its unit; else to
-/// partial slots. Sets unit_slot; returns the number of slots.
+template <class Scratch>
+HEADWATER_ON_TEAM std::int32_t unit_rows(const Scratch& s, std::int32_t u) {
+  return s.units.rows[u] < 0 ? -s.units.rows[u] : s.units.rows[u];
+}
+/// A unit's results go to partial slots if it has several parts or its rows read something else, else to the output.
+template <class Scratch>
+HEADWATER_ON_TEAM bool is_partial(const Scratch& s, std::int32_t u) {
+  return s.units.rows[u] < 0 || s.units.parts[u] > 1;
+}
+
+/// Slots of all units; returns their number.
 template <class Team, class Scratch>
-HEADWATER_ON_TEAM std::int32_t place_states(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
-                                            Scratch& s, const UnitList& list, std::int32_t num_rows) {
-  team.each(list.num_units, [&](int u) { s.units.slot[u] = -1; });
-  team.barrier();
-  team.each(num_rows, [&](int q) {
-    std::int32_t states = 0;
-    for_units_of_row(cost, in, s, list, q, [&](const RowUnit& part) { states += s.units.parts[part.unit]; });
-    if (states < 2) return;
-    for_units_of_row(cost, in, s, list, q, [&](const RowUnit& part) { team.mark(s.units.slot + part.unit, 0); });
-  });
+HEADWATER_ON_TEAM std::int32_t place_states(const Team& team, Scratch& s, const UnitList& list) {
   return static_cast<std::int32_t>(team.scan(
       list.num_units,
       [&](int u) {
-        const std::int32_t rows = s.units.rows[u] < 0 ? -s.units.rows[u] : s.units.rows[u];
-        return s.units.slot[u] < 0 ? std::int64_t{0} : std::int64_t{s.units.parts[u]} * s.units.tiles[u] * rows;
+        return is_partial(s, u) ? std::int64_t{s.units.parts[u]} * s.units.tiles[u] * unit_rows(s, u) : std::int64_t{0};
       },
       [&](int u, std::int64_t before) {
-        if (s.units.slot[u] >= 0) s.units.slot[u] = static_cast<std::int32_t>(before);
+        s.units.slot[u] = is_partial(s, u) ? static_cast<std::int32_t>(before) : -1;
       }));
 }
 
@@ -80,19 +88,18 @@ HEADWATER_ON_TEAM void emit_rows(const Team& team, const detail::CostModel& cost
   // Slots, merged rows and empty rows in one number.
   constexpr int kRowBits = 20;
   constexpr std::int64_t kRowMask = (std::int64_t{1} << kRowBits) - 1;
-  const auto slots_of = [&](std::int32_t q) {
-    std::int32_t states = 0;
-    bool partial = false;
-    for_units_of_row(cost, in, s, list, q, [&](const RowUnit& part) {
-      states += s.units.parts[part.unit];
-      partial = partial || s.units.slot[part.unit] >= 0;
+  // -1: an empty row; 0: its only state goes to the output.
+  const auto slots_of = [&](std::int32_t i, std::int32_t q) {
+    std::int32_t slots = -1;
+    for_units_of_row(cost, in, s, list, i, q, [&](const RowUnit& part) {
+      slots = detail::greater(0, slots) + (is_partial(s, part.unit) ? s.units.parts[part.unit] : 0);
     });
-    return states == 0 ? -1 : partial ? states : 0;
+    return slots;
   };
   const std::int64_t total = team.scan(
       num_rows,
       [&](int q) {
-        const std::int32_t slots = slots_of(q);
+        const std::int32_t slots = slots_of(s.order[position_of_row(in, s, q)], q);
         return slots < 0 ? std::int64_t{1}
                          : std::int64_t{slots} << (2 * kRowBits) | std::int64_t{slots > 0 ? 1 : 0} << kRowBits;
       },
@@ -104,7 +111,7 @@ HEADWATER_ON_TEAM void emit_rows(const Team& team, const detail::CostModel& cost
         const std::int32_t pos = s.length[i] - rows + j;
         const std::int32_t row = s.row_indptr[i] + j;
         out.item_rows[q] = {row, 0, in.causal ? detail::greater(0, pos + 1) : s.length[i], pos};
-        const std::int32_t slots = slots_of(q);
+        const std::int32_t slots = slots_of(i, q);
         if (slots < 0) out.empty_rows[before & kRowMask] = row;
         if (slots <= 0) return;
         const auto merge = static_cast<std::int32_t>(before >> kRowBits & kRowMask);
@@ -112,12 +119,12 @@ HEADWATER_ON_TEAM void emit_rows(const Team& team, const detail::CostModel& cost
         out.merge_rows[merge] = row;
         out.merge_indptr[merge] = at;
         at += slots;
-        for_units_of_row(cost, in, s, list, q, [&](const RowUnit& part) {
-          const std::int32_t tile_rows =
-              s.units.rows[part.unit] < 0 ? -s.units.rows[part.unit] : s.units.rows[part.unit];
+        for_units_of_row(cost, in, s, list, i, q, [&](const RowUnit& part) {
+          const std::int32_t tile_rows = unit_rows(s, part.unit);
           const std::int32_t parts = s.units.parts[part.unit];
-          const std::int32_t first = s.units.slot[part.unit] + part.tile * parts * tile_rows + part.index;
-          for (std::int32_t k = parts; k-- > 0;) out.merge_slots[--at] = first + k * tile_rows;
+          std::int32_t slot = s.units.slot[part.unit] + ((part.tile + 1) * parts - 1) * tile_rows + part.index;
+          HEADWATER_ROLLED
+          for (std::int32_t k = 0; k < parts; ++k, slot -= tile_rows) out.merge_slots[--at] = slot;
         });
       });
   header.num_merge_rows = static_cast<std::int32_t>(total >> kRowBits & kRowMask);
@@ -144,6 +151,7 @@ HEADWATER_ON_TEAM void emit_items(const Team& team, const detail::CostModel& cos
   team.each(header.num_items, [&](int k) {
     std::int32_t low = 0;
     std::int32_t high = list.num_units;
+    HEADWATER_ROLLED
     while (high - low > 1) {
       const std::int32_t middle = (low + high) / 2;
       (s.units.item[middle] <= k ? low : high) = middle;
@@ -155,10 +163,13 @@ HEADWATER_ON_TEAM void emit_items(const Team& team, const detail::CostModel& cos
     const std::int32_t at = k - s.units.item[low];
     const std::int32_t part = at / unit.num_tiles;
     const std::int32_t tile = at - part * unit.num_tiles;
-    const std::int64_t tokens = unit.end - unit.begin;
+    const std::int32_t tokens = unit.end - unit.begin;
+    const std::int32_t share = tokens / parts;
+    const std::int32_t rest = tokens - share * parts;
     const auto border = [&](std::int32_t p) {
-      const auto even = static_cast<std::int32_t>(unit.begin + tokens * p / parts);
-      return p == 0 ? unit.begin : p == parts ? unit.end : even >> in.page_shift << in.page_shift;
+      if (p == parts) return unit.end;
+      const std::int32_t even = unit.begin + share * p + static_cast<std::int32_t>(std::int64_t{rest} * p / parts);
+      return p == 0 ? unit.begin : even >> in.page_shift << in.page_shift;
     };
     detail::WorkItem item;
     item.pos_begin = border(part);
@@ -179,6 +190,7 @@ HEADWATER_ON_TEAM void emit_items(const Team& team, const detail::CostModel& cos
 template <class Team, class Scratch>
 HEADWATER_ON_TEAM void emit_spans(const Team& team, const PlannerInput& in, const Scratch& s, const UnitList& list,
                                   const PlannerOutput& out, DevicePlanStatus& status) {
+  if (list.num_nodes == 0) return;
   std::int64_t tokens = 0;
   std::int64_t members = 0;
   status.num_spans = static_cast<std::int32_t>(team.scan(
@@ -190,11 +202,24 @@ HEADWATER_ON_TEAM void emit_spans(const Team& team, const PlannerInput& in, cons
         tokens += s.node_cut[m] - s.node_run[m];
         members += node_members(s, m);
       }));
-  if (list.num_nodes > 0) {
-    team.each(in.num_requests, [&](int p) { out.span_members[p] = s.order[p]; });
-  }
+  team.each(in.num_requests, [&](int p) { out.span_members[p] = s.order[p]; });
   status.shared_tokens = team.sum(tokens);
   status.member_sequences = team.sum(members);
+}
+
+/// Whether no flat plan can be as fast as `cut_ps`, but for 2 %.
+template <class Team, class Scratch>
+HEADWATER_ON_TEAM bool beats_flat(const Team& team, const detail::CostModel& cost, const PlannerInput& in, Scratch& s,
+                                  std::int32_t num_nodes, std::int64_t cut_ps) {
+  std::int64_t mine = 0;
+  team.each(in.num_requests, [&](int i) {
+    const std::int32_t rows = s.row_indptr[i + 1] - s.row_indptr[i];
+    const std::int32_t length = detail::greater(0, in.causal ? s.length[i] - rows + 1 : s.length[i]);
+    if (rows > 0) mine += cost.read_ps(length) + cost.compute_ps(length, 1);
+  });
+  const std::int64_t least = team.sum(mine) - cached_rereads_ps(team, cost, in, s, num_nodes, true);
+  const std::int64_t time = least / cost.num_workers();
+  return cut_ps < time - time / 50;
 }
 
 /// Plans, by all members of all teams; the first team writes the plan.
@@ -219,32 +244,40 @@ HEADWATER_ON_TEAM void make_plan(const Team& team, const Grid& grid, const detai
   }
   const ForestSize forest = build_forest(team, in, s);
 
-  // One place that makes units, whatever for: code that has not run yet is slow to fetch.
-  enum class Step : std::uint8_t { weigh_flat, cut, flat };
-  const bool weighs = forest.num_nodes > 0 && in.policy == Policy::automatic;
-  Step step = weighs ? Step::weigh_flat : Step::flat;
-  if (forest.num_nodes > 0 && in.policy == Policy::forest && close_forest(team, in, s, forest.num_nodes)) {
-    step = Step::cut;
-  }
+  // Units are made in one place, whatever for: code that has not run yet is slow to fetch. First of the cut; policy
+  // auto then compares with flat plans: with the least that one can take, which nearly always decides, or with the
+  // best.
+  const std::int32_t nodes = forest.num_nodes;
+  const bool weighs = in.policy == Policy::automatic;
+  bool cut = nodes > 0 && (weighs ? close_cheapest(team, cost, in, s, nodes)
+                                  : in.policy == Policy::forest && close_forest(team, in, s, nodes));
+  bool decided = !cut;
+  std::int64_t cut_ps = 0;
   UnitList list;
-  std::int64_t bar_ps = kImpossible;
   for (;;) {
-    const bool cut = step == Step::cut;
-    const std::int64_t saved = weighs ? cached_rereads_ps(team, cost, in, s, forest.num_nodes, !cut) : 0;
-    list = make_units(team, cost, in, s, cut ? forest.num_nodes : 0, saved);
-    if (step == Step::flat) break;
-    if (step == Step::weigh_flat) {
-      bar_ps = list.predicted_ps - list.predicted_ps / 50;
-      step = close_cheapest(team, cost, in, s, forest.num_nodes) ? Step::cut : Step::flat;
-      continue;
+    const bool undecided = weighs && !decided;
+    const std::int64_t saved = undecided ? cached_rereads_ps(team, cost, in, s, nodes, !cut) : 0;
+    list = make_units(team, cost, in, s, cut ? nodes : 0, saved);
+    if (decided) break;
+    if (cut) {
+      if (list.num_units < 0 || !list.fits) {
+        status.flags |= DevicePlanStatus::kOverCapacity;
+        decided = true;
+        cut = false;
+      } else if (!weighs || beats_flat(team, cost, in, s, nodes, list.predicted_ps)) {
+        break;
+      } else {
+        cut_ps = list.predicted_ps;
+        cut = false;
+      }
+    } else {
+      cut = cut_ps < list.predicted_ps - list.predicted_ps / 50;
+      decided = true;
+      if (!cut) break;
     }
-    const bool fits = list.num_units >= 0 && list.fits;
-    if (fits && list.predicted_ps < bar_ps) break;
-    if (!fits) status.flags |= DevicePlanStatus::kOverCapacity;
-    step = Step::flat;
   }
 
-  status.num_partials = place_states(team, cost, in, s, list, forest.num_rows);
+  status.num_partials = place_states(team, s, list);
   emit_rows(team, cost, in, s, list, forest.num_rows, out, header);
   emit_items(team, cost, in, s, list, out, header);
   emit_spans(team, in, s, list, out, status);

@@ -23,30 +23,24 @@ inline constexpr int kKeyPageBits = 24;
 inline constexpr std::uint64_t kKeyIndexMask = (std::uint64_t{1} << kKeyIndexBits) - 1;
 inline constexpr std::uint64_t kKeyPageMask = (std::uint64_t{1} << kKeyPageBits) - 1;
 
-/// The node that node m is a part of, or -1.
-template <class Scratch>
-HEADWATER_ON_TEAM std::int32_t node_parent(const Scratch& s, std::int32_t m) {
-  const std::int32_t leader = s.node_leader[m];
-  return m < s.last_node[leader] ? m + 1 : s.attach_node[leader];
-}
-
 /// Nodes above node m.
 template <class Scratch>
 HEADWATER_ON_TEAM std::int32_t depth_of(const Scratch& s, std::int32_t m) {
-  std::int32_t depth = 0;
-  for (;;) {
+  std::int32_t depth = -1;
+  HEADWATER_ROLLED
+  do {
     const std::int32_t leader = s.node_leader[m];
-    depth += s.last_node[leader] - m;
+    depth += s.last_node[leader] - m + 1;
     m = s.attach_node[leader];
-    if (m < 0) return depth;
-    ++depth;
-  }
+  } while (m >= 0);
+  return depth;
 }
 
 /// The deepest node above the depth limit of those that request i is in, or -1.
 template <class Scratch>
 HEADWATER_ON_TEAM std::int32_t bottom_of(const Scratch& s, std::int32_t i) {
   std::int32_t m = s.first_node[i] >= 0 ? s.first_node[i] : s.attach_node[i];
+  HEADWATER_ROLLED
   while (m >= 0 && s.node_depth[m] >= kMaxDepth) {
     const std::int32_t leader = s.node_leader[m];
     const std::int32_t topmost = s.last_node[leader];
@@ -77,6 +71,7 @@ HEADWATER_ON_TEAM std::int32_t order_requests(const Team& team, const PlannerInp
     return 0;
   }
   team.each(n, [&](int i) {
+    HEADWATER_ROLLED
     for (std::int32_t p = s.parent[i]; p >= 0; p = s.parent[p]) team.add(s.subtree + p, 1);
   });
   team.sort(s.finding.keys, n);
@@ -121,6 +116,7 @@ HEADWATER_ON_TEAM std::int32_t order_requests(const Team& team, const PlannerInp
   team.barrier();
   team.each(n, [&](int i) {
     std::int32_t position = s.row_begin[i];
+    HEADWATER_ROLLED
     for (std::int32_t p = s.parent[i]; p >= 0; p = s.parent[p]) position += s.row_begin[p];
     s.position[i] = position;
     s.order[position] = i;
@@ -153,6 +149,8 @@ HEADWATER_ON_TEAM ForestSize build_forest(const Team& team, const PlannerInput& 
   if (team.rank() == 0) s.row_begin[n] = size.num_rows;
   if (size.num_nodes > 0) {
     team.each(size.num_nodes, [&](int m) {
+      const std::int32_t leader = s.node_leader[m];
+      s.node_parent[m] = m < s.last_node[leader] ? m + 1 : s.attach_node[leader];
       s.node_depth[m] = depth_of(s, m);
       s.node_cut[m] = 0;
       s.node_all_end[m] = kNowhere;
@@ -162,7 +160,8 @@ HEADWATER_ON_TEAM ForestSize build_forest(const Team& team, const PlannerInput& 
     team.each(n, [&](int i) {
       const std::int32_t bottom = s.bottom[i] = bottom_of(s, i);
       const std::int32_t hi = bottom < 0 ? 0 : first_hi(in, s, i);
-      for (std::int32_t m = bottom; m >= 0; m = node_parent(s, m)) {
+      HEADWATER_ROLLED
+      for (std::int32_t m = bottom; m >= 0; m = s.node_parent[m]) {
         const std::int64_t end = std::int64_t{s.node_pages[m]} << in.page_shift;
         team.raise(s.node_cut + m, static_cast<std::int32_t>(detail::lesser<std::int64_t>(end, s.length[i])));
         team.lower(s.node_all_end + m, hi);
@@ -184,7 +183,7 @@ HEADWATER_ON_TEAM std::int32_t node_members(const Scratch& s, std::int32_t m) {
 /// Where a node's own tokens begin.
 template <class Scratch>
 HEADWATER_ON_TEAM std::int32_t node_begin(const Scratch& s, std::int32_t m) {
-  const std::int32_t parent = node_parent(s, m);
+  const std::int32_t parent = s.node_parent[m];
   return parent < 0 ? 0 : s.node_cut[parent];
 }
 

@@ -79,11 +79,9 @@ struct PlannerOutput {
 
 /// A part size's outcome.
 struct Candidate {
-  std::int64_t total;  ///< scaled cost of all parts
-  std::int64_t items;
-  std::int64_t partials;
-  std::int32_t longest;
-  std::int32_t waves;  ///< time that so many parts of some cost or more need, at least
+  std::int32_t time;  ///< scaled
+  std::int32_t items;
+  std::int32_t partials;
 };
 
 /// Memory of a thread block while it plans, for up to kRequests requests and kUnits units: shared memory, or global
@@ -111,8 +109,9 @@ struct PlannerScratch {
   std::int32_t top[kRequests];            ///< the deepest of those that are split off
   // Nodes, fewer than requests.
   std::int32_t node_leader[kRequests];
-  std::int32_t node_pages[kRequests];  ///< where it ends
-  std::int32_t node_end[kRequests];    ///< position behind its last member
+  std::int32_t node_parent[kRequests];  ///< the node that it is a part of, or -1
+  std::int32_t node_pages[kRequests];   ///< where it ends
+  std::int32_t node_end[kRequests];     ///< position behind its last member
   std::int32_t node_depth[kRequests];
   std::int32_t node_cut[kRequests];      ///< token where a piece that ends here ends
   std::int32_t node_all_end[kRequests];  ///< tokens that every row of its members sees
@@ -144,11 +143,12 @@ struct PlannerScratch {
       std::uint64_t keys[power_of_two_for(kUnits)];  ///< then, for ordering
     };
     Candidate candidates[kCandidates];
-    std::int32_t counts[kCandidates][kCostClasses];
-    std::int32_t first[2 * kRequests + 1];  ///< of nodes, then of requests' own parts
-    std::int32_t piece[kUnits];             ///< node, or -1 - request
-    std::int32_t tile[kUnits];              ///< first tile
-    std::int32_t rows[kUnits];              ///< of a tile; negative: they read something else, too
+    std::int32_t counts[kCandidates][kCostClasses];  ///< parts of each class of costs
+    std::int32_t costs[kCandidates][kCostClasses];   ///< theirs, scaled, together
+    std::int32_t first[2 * kRequests + 1];           ///< of nodes, then of requests' own parts
+    std::int32_t piece[kUnits];                      ///< node, or -1 - request
+    std::int32_t tile[kUnits];                       ///< first tile
+    std::int32_t rows[kUnits];                       ///< of a tile; negative: they read something else, too
     std::int32_t tiles[kUnits];
     std::int32_t cost[kUnits];  ///< scaled; then that of a part
     std::int32_t parts[kUnits];

@@ -49,7 +49,7 @@ HEADWATER_ON_TEAM std::uint32_t load_requests(const Team& team, const PlannerInp
 /// Leader of each request with next_id != kNoId: the first one with the same parent, attach and next_id, or -1 for that
 /// one itself. Other requests have none.
 template <class Team, class Scratch>
-HEADWATER_ON_TEAM void choose_leaders(const Team& team, const PlannerInput& in, Scratch& s) {
+HEADWATER_ON_TEAM_CALL void choose_leaders(const Team& team, const PlannerInput& in, Scratch& s) {
   team.each(Scratch::kHashSize, [&](int h) {
     s.finding.hash_rep[h] = -1;
     s.finding.hash_low[h] = kNowhere;
@@ -179,14 +179,12 @@ HEADWATER_ON_TEAM std::uint32_t find_sharing(const Team& team, const Grid& grid,
   });
   team.barrier();
   choose_leaders(team, in, s);
-  for (int round = 0; round < kMaxDepth; ++round) {
-    bool follows = false;
-    team.each(in.num_requests, [&](int i) { follows = follows || s.finding.leader[i] >= 0; });
-    if (round > 0 && !team.any(follows)) break;
+  for (int round = 0;; ++round) {
     CommonRun* runs = exchange + (round % 2) * in.num_requests;
     find_runs(team, grid, in, s, round == 0, runs);
     grid.sync();
     bool bad = false;
+    bool parts = false;  // some request goes on after it left its leader
     team.each(in.num_requests, [&](int i) {
       s.finding.next_id[i] = kNoId;
       if (s.finding.leader[i] < 0 && round > 0) return;
@@ -196,12 +194,15 @@ HEADWATER_ON_TEAM std::uint32_t find_sharing(const Team& team, const Grid& grid,
       s.parent[i] = s.finding.leader[i];
       s.attach[i] = run.pages;
       s.finding.next_id[i] = run.next_id;
+      parts = parts || run.next_id != kNoId;
     });
     if (round == 0 && team.any(bad)) return DevicePlanStatus::kBadPageId;
-    team.barrier();
+    if (!team.any(parts) || round + 1 == kMaxDepth) return 0;
     choose_leaders(team, in, s);
+    bool follows = false;
+    team.each(in.num_requests, [&](int i) { follows = follows || s.finding.leader[i] >= 0; });
+    if (!team.any(follows)) return 0;
   }
-  return 0;
 }
 
 }  // namespace headwater::cuda

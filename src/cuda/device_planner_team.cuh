@@ -37,10 +37,16 @@ class BlockTeam {
     return __syncthreads_or(value ? 1 : 0) != 0;
   }
   [[nodiscard]] __device__ std::int64_t sum(std::int64_t value) const {
-    return combine(value, [](std::int64_t a, std::int64_t b) { return a + b; });
+    std::int64_t total = value;
+    __syncthreads();
+    return scan_step(sums_->of_warp[0], total);
   }
-  [[nodiscard]] __device__ std::int64_t greatest(std::int64_t value) const {
-    return combine(value, [](std::int64_t a, std::int64_t b) { return a < b ? b : a; });
+  [[nodiscard]] __device__ std::int32_t greatest(std::int32_t value) const {
+    value = greatest_of_lanes(value);
+    __syncthreads();
+    if (lane() == 0) sums_->of_warp[0][strip()] = value;
+    __syncthreads();
+    return greatest_of_lanes(static_cast<std::int32_t>(sums_->of_warp[0][lane() % kPlannerWarps]));
   }
 
   template <class Value, class Put>
@@ -51,15 +57,9 @@ class BlockTeam {
 #pragma unroll 1
     for (int first = 0; first < n; first += kPlannerThreads, turn ^= 1) {
       const int i = first + rank();
-      const std::int64_t mine = i < n ? static_cast<std::int64_t>(value(i)) : 0;
-      const std::int64_t up_to = lanes_scan(mine);
-      std::int64_t* of_warp = sums_->of_warp[turn];
-      if (lane() == 31) of_warp[strip()] = up_to;
-      __syncthreads();
-      const std::int64_t warps = lanes_scan(lane() < kPlannerWarps ? of_warp[lane()] : 0);
-      const std::int64_t total = __shfl_sync(kAllLanes, warps, kPlannerWarps - 1);
-      const std::int64_t others = __shfl_sync(kAllLanes, warps, strip() == 0 ? 0 : strip() - 1);
-      if (i < n) put(i, carry + (strip() == 0 ? 0 : others) + up_to - mine);
+      std::int64_t before = i < n ? static_cast<std::int64_t>(value(i)) : 0;
+      const std::int64_t total = scan_step(sums_->of_warp[turn], before);
+      if (i < n) put(i, carry + before);
       carry += total;
     }
     __syncthreads();
@@ -67,7 +67,7 @@ class BlockTeam {
   }
 
   /// Bitonic. Pairs at most 32 apart lie within 64 keys of one warp.
-  __device__ static void sort(std::uint64_t* keys, int n) {
+  __device__ __noinline__ static void sort(std::uint64_t* keys, int n) {
     int size = 1;
     while (size < n) size *= 2;
     for (int i = n + rank(); i < size; i += kPlannerThreads) keys[i] = ~std::uint64_t{0};
@@ -96,14 +96,12 @@ class BlockTeam {
     __syncthreads();
   }
 
-  /// Members that add to the same place do so at once: contended places are the rule here.
   __device__ static void add(std::int32_t* to, std::int32_t value) {
-    const unsigned peers = __match_any_sync(__activemask(), reinterpret_cast<unsigned long long>(to));
-    const int all = __reduce_add_sync(peers, value);
-    if (lane() == __ffs(static_cast<int>(peers)) - 1) atomicAdd(to, all);
+    atomicAdd(to, value);
   }
-  /// For sums of 32 values below 2^63: three limbs of 21 bits.
-  __device__ static void add(std::int64_t* to, std::int64_t value) {
+  /// Members that add to the same place do so at once: there is no such instruction for 64 bits in shared memory. Three
+  /// limbs of 21 bits.
+  __device__ __noinline__ static void add(std::int64_t* to, std::int64_t value) {
     const unsigned peers = __match_any_sync(__activemask(), reinterpret_cast<unsigned long long>(to));
     const auto bits = static_cast<unsigned long long>(value);
     constexpr unsigned kLimb = (1U << 21) - 1;
@@ -132,6 +130,26 @@ class BlockTeam {
   [[nodiscard]] __device__ static std::int32_t least_of_lanes(std::int32_t value) {
     return __reduce_min_sync(kAllLanes, value);
   }
+  [[nodiscard]] __device__ static std::int32_t greatest_of_lanes(std::int32_t value) {
+    return __reduce_max_sync(kAllLanes, value);
+  }
+  [[nodiscard]] __device__ static std::int64_t sum_of_lanes(std::int64_t value) {
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(kAllLanes, value, apart);
+    return value;
+  }
+  [[nodiscard]] __device__ static std::int32_t before_of_lanes(std::int32_t value) {
+    std::int32_t up_to = value;
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2) {
+      const std::int32_t other = __shfl_up_sync(kAllLanes, up_to, apart);
+      if (lane() >= apart) up_to += other;
+    }
+    return up_to - value;
+  }
+  __device__ static void lanes_barrier() {
+    __syncwarp();
+  }
   [[nodiscard]] __device__ static bool any_of_lanes(bool value) {
     return __any_sync(kAllLanes, value) != 0;
   }
@@ -152,19 +170,15 @@ class BlockTeam {
     }
     return value;
   }
-  template <class Combine>
-  __device__ std::int64_t combine(std::int64_t value, Combine&& both) const {
-#pragma unroll
-    for (int apart = 16; apart > 0; apart /= 2) value = both(value, __shfl_xor_sync(kAllLanes, value, apart));
+  /// Of one value per member: those before this one, in its place; returns the sum of all.
+  __device__ __noinline__ static std::int64_t scan_step(std::int64_t* of_warp, std::int64_t& value) {
+    const std::int64_t up_to = lanes_scan(value);
+    if (lane() == 31) of_warp[strip()] = up_to;
     __syncthreads();
-    if (lane() == 0) sums_->of_warp[0][strip()] = value;
-    __syncthreads();
-    value = sums_->of_warp[0][lane() % kPlannerWarps];
-#pragma unroll
-    for (int apart = kPlannerWarps / 2; apart > 0; apart /= 2) {
-      value = both(value, __shfl_xor_sync(kAllLanes, value, apart));
-    }
-    return value;
+    const std::int64_t warps = lanes_scan(lane() < kPlannerWarps ? of_warp[lane()] : 0);
+    const std::int64_t others = __shfl_sync(kAllLanes, warps, strip() == 0 ? 0 : strip() - 1);
+    value = (strip() == 0 ? 0 : others) + up_to - value;
+    return __shfl_sync(kAllLanes, warps, kPlannerWarps - 1);
   }
 
   BlockSums* sums_;

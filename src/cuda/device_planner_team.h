@@ -7,7 +7,8 @@
 //   scan(n, value, put) put(i, value(0) + ... + value(i - 1)); returns the sum of all; a barrier before and behind
 //   sort(keys, n)      ascending; keys has room for a power of two; a barrier before and behind
 //   add, raise, lower, claim  atomic; their results do not depend on the order of members
-//   strips             bundles of kLanes members that work in step: num_strips(), strip(), lane(), *_of_lanes
+//   strips             bundles of kLanes members that work in step: num_strips(), strip(), lane(), *_of_lanes,
+//                      lanes_barrier()
 //
 // A *grid* is several teams that run the same steps, each for some of the requests, and meet in sync().
 #pragma once
@@ -17,8 +18,13 @@
 
 #ifdef __CUDACC__
 #define HEADWATER_ON_TEAM __device__
+// Once in the program, loops not unrolled: a plan is made once a step, and most of its code must be fetched first.
+#define HEADWATER_ON_TEAM_CALL __device__ __noinline__
+#define HEADWATER_ROLLED _Pragma("unroll 1")
 #else
 #define HEADWATER_ON_TEAM
+#define HEADWATER_ON_TEAM_CALL
+#define HEADWATER_ROLLED
 #endif
 
 namespace headwater::cuda {
@@ -43,7 +49,7 @@ class LoneTeam {
   }
   [[nodiscard]] static bool any(bool value) { return value; }
   [[nodiscard]] static std::int64_t sum(std::int64_t value) { return value; }
-  [[nodiscard]] static std::int64_t greatest(std::int64_t value) { return value; }
+  [[nodiscard]] static std::int32_t greatest(std::int32_t value) { return value; }
   template <class Value, class Put>
   static std::int64_t scan(int n, Value&& value, Put&& put) {
     std::int64_t total = 0;
@@ -70,7 +76,12 @@ class LoneTeam {
   }
 
   [[nodiscard]] static std::int32_t least_of_lanes(std::int32_t value) { return value; }
+  [[nodiscard]] static std::int32_t greatest_of_lanes(std::int32_t value) { return value; }
+  [[nodiscard]] static std::int64_t sum_of_lanes(std::int64_t value) { return value; }
+  /// Sum of the lanes before this one.
+  [[nodiscard]] static std::int32_t before_of_lanes(std::int32_t /*value*/) { return 0; }
   [[nodiscard]] static bool any_of_lanes(bool value) { return value; }
+  static void lanes_barrier() {}
   /// What is at `from`, the same for all lanes, while others may write it.
   [[nodiscard]] static std::int32_t peek_of_lanes(std::int32_t* from) { return *from; }
   /// Writes what others may write, too, the same value.

@@ -35,6 +35,14 @@ struct UnitList {
   bool fits = false;
 };
 
+/// Rows of a tile where there are several.
+HEADWATER_ON_TEAM_CALL inline std::int32_t rows_per_tile(const detail::CostModel& cost, std::int32_t rows) {
+  return cost.rows_per_tile(rows);
+}
+HEADWATER_ON_TEAM inline std::int32_t tile_of(const detail::CostModel& cost, std::int32_t rows) {
+  return rows <= cost.tile_rows() ? rows : rows_per_tile(cost, rows);
+}
+
 /// Rows of a node, in tiles.
 struct NodeTiles {
   std::int32_t per_tile;
@@ -42,7 +50,8 @@ struct NodeTiles {
   std::int32_t rest;  ///< rows of the last tile if it is not full
 };
 HEADWATER_ON_TEAM inline NodeTiles tiles_of(const detail::CostModel& cost, std::int32_t rows) {
-  const std::int32_t per_tile = cost.rows_per_tile(rows);
+  if (rows <= cost.tile_rows()) return {rows, 1, 0};
+  const std::int32_t per_tile = rows_per_tile(cost, rows);
   const std::int32_t full = rows / per_tile;
   return {per_tile, full, rows - full * per_tile};
 }
@@ -77,12 +86,14 @@ HEADWATER_ON_TEAM std::int32_t units_of_request(const detail::CostModel& cost, c
                                                 const UnitList& list, std::int32_t i) {
   const std::int32_t rows = own_part(in, s, list, i).num_rows;
   if (rows == 0) return 0;
-  return rows <= cost.tile_rows() ? 1 : (rows + cost.rows_per_tile(rows) - 1) / cost.rows_per_tile(rows);
+  if (rows <= cost.tile_rows()) return 1;
+  const std::int32_t per_tile = rows_per_tile(cost, rows);
+  return (rows + per_tile - 1) / per_tile;
 }
 
 template <class Scratch>
-HEADWATER_ON_TEAM Unit unit_at(const detail::CostModel& cost, const PlannerInput& in, const Scratch& s,
-                               const UnitList& list, std::int32_t u) {
+HEADWATER_ON_TEAM_CALL Unit unit_at(const detail::CostModel& cost, const PlannerInput& in, const Scratch& s,
+                                    const UnitList& list, std::int32_t u) {
   const std::int32_t piece = s.units.piece[u];
   const std::int32_t tile = s.units.tile[u];
   Unit unit;
@@ -101,7 +112,7 @@ HEADWATER_ON_TEAM Unit unit_at(const detail::CostModel& cost, const PlannerInput
   }
   const std::int32_t i = -1 - piece;
   const OwnPart part = own_part(in, s, list, i);
-  const std::int32_t per_tile = cost.rows_per_tile(part.num_rows);
+  const std::int32_t per_tile = tile_of(cost, part.num_rows);
   unit.first_row = part.first_row + tile * per_tile;
   unit.num_rows = detail::lesser(per_tile, part.num_rows - tile * per_tile);
   unit.num_tiles = 1;
@@ -125,7 +136,7 @@ HEADWATER_ON_TEAM std::int32_t num_piece_tiles(const detail::CostModel& cost, co
   return cost.num_tiles(piece >= 0 ? node_rows(s, piece) : own_part(in, s, list, -1 - piece).num_rows);
 }
 
-/// Fills unit_piece, unit_tile, first_unit; num_units < 0: there is no room for so many.
+/// Fills first, piece and tile; num_units < 0: there is no room for so many.
 template <class Team, class Scratch>
 HEADWATER_ON_TEAM void list_units(const Team& team, const detail::CostModel& cost, const PlannerInput& in, Scratch& s,
                                   UnitList& list) {
@@ -134,20 +145,17 @@ HEADWATER_ON_TEAM void list_units(const Team& team, const detail::CostModel& cos
     return x < nodes ? units_of_node(cost, s, x) : units_of_request(cost, in, s, list, x - nodes);
   };
   const std::int64_t total = team.scan(nodes + in.num_requests, count, [&](int x, std::int64_t before) {
-    s.units.first[x] = static_cast<std::int32_t>(before);
-  });
-  list.num_units = total <= in.max_units ? static_cast<std::int32_t>(total) : -1;
-  if (list.num_units < 0) return;
-  team.each(nodes + in.num_requests, [&](int x) {
-    const std::int32_t units = count(x);
-    const std::int32_t first = s.units.first[x];
-    for (std::int32_t k = 0; k < units; ++k) {
-      s.units.piece[first + k] = x < nodes ? x : -1 - (x - nodes);
+    const auto first = static_cast<std::int32_t>(before);
+    s.units.first[x] = first;
+    const std::int32_t end = detail::lesser(first + count(x), in.max_units);
+    HEADWATER_ROLLED
+    for (std::int32_t u = first; u < end; ++u) {
+      s.units.piece[u] = x < nodes ? x : -1 - (x - nodes);
       // A node's second unit is its last tile.
-      s.units.tile[first + k] = x < nodes && k == 1 ? tiles_of(cost, node_rows(s, x)).full : k;
+      s.units.tile[u] = x < nodes && u > first ? tiles_of(cost, node_rows(s, x)).full : u - first;
     }
   });
-  team.barrier();
+  list.num_units = total <= in.max_units ? static_cast<std::int32_t>(total) : -1;
 }
 
 /// A part's share of a unit's cost, scaled.
@@ -173,12 +181,8 @@ HEADWATER_ON_TEAM std::int32_t parts_for(const Scratch& s, std::int32_t u, std::
 /// Costs 2^e (1 + f / 8) and up share class 8 e + f.
 HEADWATER_ON_TEAM inline std::int32_t cost_class(std::int32_t cost) {
   const auto c = static_cast<std::uint32_t>(detail::greater(1, cost));
-  std::int32_t e = 0;
-  for (std::int32_t step = 16; step > 0; step /= 2) {
-    if (c >> (e + step) != 0) e += step;
-  }
-  const std::uint32_t f = e >= 3 ? c >> (e - 3) & 7U : c << (3 - e) & 7U;
-  return 8 * e + static_cast<std::int32_t>(f);
+  const int e = detail::top_bit(c);
+  return 8 * e + static_cast<std::int32_t>((e >= 3 ? c >> (e - 3) : c << (3 - e)) & 7U);
 }
 
 /// Costs of all units; sets the scale. Returns their sum in picoseconds.
@@ -201,8 +205,7 @@ HEADWATER_ON_TEAM std::int64_t cost_units(const Team& team, const detail::CostMo
     mine += s.units.ps[u] * unit.num_tiles;
   });
   const std::int64_t sum = team.sum(mine);
-  list.shift = 0;
-  while (sum >> list.shift >= std::int64_t{1} << kCostBits) ++list.shift;
+  list.shift = detail::greater(0, detail::top_bit(static_cast<unsigned long long>(sum) | 1U) + 1 - kCostBits);
   team.each(list.num_units, [&](int u) {
     const std::int32_t rows = s.units.rows[u] < 0 ? -s.units.rows[u] : s.units.rows[u];
     const std::int64_t extra = cost.item_ps(rows) + cost.partial_ps(rows);
@@ -228,68 +231,84 @@ HEADWATER_ON_TEAM inline std::int32_t candidate_limit(int c, std::int64_t ideal)
   return static_cast<std::int32_t>(detail::greater<std::int64_t>(1, limit));
 }
 
-/// Adds up what each part size gives; in a second pass how many waves of parts that takes.
+/// What part size c gives, by one strip of a team.
 template <class Team, class Scratch>
-HEADWATER_ON_TEAM void weigh_candidates(const Team& team, const detail::CostModel& cost, Scratch& s,
-                                        const UnitList& list, std::int64_t ideal, bool waves) {
+HEADWATER_ON_TEAM void weigh_candidate(const Team& team, const detail::CostModel& cost, Scratch& s,
+                                       const UnitList& list, int c, std::int32_t limit) {
   constexpr int kLanes = Team::kLanes;
-  const int chunks = (list.num_units + kLanes - 1) / kLanes;
-  for (int strip = team.strip(); strip < kCandidates * chunks; strip += team.num_strips()) {
-    const int c = strip / chunks;
-    const int u = (strip - c * chunks) * kLanes + team.lane();
-    if (u >= list.num_units) continue;
-    const std::int32_t parts = parts_for(s, u, candidate_limit(c, ideal));
+  std::int32_t* counts = s.units.counts[c];
+  std::int32_t* costs = s.units.costs[c];
+  for (int k = team.lane(); k < kCostClasses; k += kLanes) counts[k] = costs[k] = 0;
+  team.lanes_barrier();
+  std::int64_t total = 0;
+  std::int64_t items = 0;
+  std::int64_t partials = 0;
+  std::int32_t longest = 0;
+  HEADWATER_ROLLED
+  for (int u = team.lane(); u < list.num_units; u += kLanes) {
+    const std::int32_t parts = parts_for(s, u, limit);
     const std::int32_t each = part_cost(s, u, parts);
-    Candidate& sum = s.units.candidates[c];
-    std::int32_t* counts = s.units.counts[c];
-    if (waves) {
-      const std::int32_t as_long = counts[cost_class(each)];
-      const std::int64_t time = std::int64_t{each} * ((as_long + cost.num_workers() - 1) / cost.num_workers());
-      team.raise(&sum.waves, static_cast<std::int32_t>(detail::lesser<std::int64_t>(time, kNoLimit)));
-      continue;
-    }
-    const std::int32_t items = parts * s.units.tiles[u];
+    const std::int32_t mine = parts * s.units.tiles[u];
     const std::int32_t rows = s.units.rows[u];  // negative: they read something else, too
-    team.add(&sum.total, std::int64_t{each} * items);
-    team.add(&sum.items, std::int64_t{items});
-    team.add(&sum.partials, std::int64_t{items} * (rows < 0 ? -rows : parts > 1 ? rows : 0));
-    team.raise(&sum.longest, each);
-    team.add(counts + cost_class(each), items);
+    total += std::int64_t{each} * mine;
+    items += mine;
+    partials += std::int64_t{mine} * (rows < 0 ? -rows : parts > 1 ? rows : 0);
+    longest = detail::greater(longest, each);
+    team.add(counts + cost_class(each), mine);
+    team.add(costs + cost_class(each), each * mine);
   }
-  team.barrier();
+  team.lanes_barrier();
+  // So many parts of some cost or more take so many rounds of all workers, at least. Lanes take classes from above.
+  constexpr int kEach = kCostClasses / kLanes;
+  const int top = kCostClasses - 1 - team.lane() * kEach;
+  std::int32_t seen = 0;
+  for (int k = 0; k < kEach; ++k) seen += counts[top - k];
+  seen = team.before_of_lanes(seen);
+  const auto workers = static_cast<std::uint32_t>(cost.num_workers());
+  std::int32_t time = longest;
+  HEADWATER_ROLLED
+  for (int k = 0; k < kEach; ++k) {
+    const std::int32_t count = counts[top - k];
+    if (count == 0) continue;
+    seen += count;
+    const std::uint32_t mean = static_cast<std::uint32_t>(costs[top - k]) / static_cast<std::uint32_t>(count);
+    const std::uint32_t rounds = (static_cast<std::uint32_t>(seen) + workers - 1) / workers;
+    time = detail::greater(time, static_cast<std::int32_t>(detail::lesser<std::uint64_t>(std::uint64_t{mean} * rounds,
+                                                                                         std::uint64_t{kNoLimit})));
+  }
+  time = team.greatest_of_lanes(time);
+  total = team.sum_of_lanes(total);
+  items = team.sum_of_lanes(items);
+  partials = team.sum_of_lanes(partials);
+  if (team.lane() != 0) return;
+  const auto capped = [](std::int64_t n) {
+    return static_cast<std::int32_t>(detail::lesser<std::int64_t>(n, kNoLimit));
+  };
+  const std::int32_t even = static_cast<std::int32_t>(static_cast<std::uint32_t>(capped(total)) / workers);
+  s.units.candidates[c] = {detail::greater(time, even), capped(items), capped(partials)};
 }
 
 /// Chooses the parts of all units.
 template <class Team, class Scratch>
 HEADWATER_ON_TEAM void balance(const Team& team, const detail::CostModel& cost, const PlannerInput& in, Scratch& s,
                                UnitList& list, std::int64_t sum_ps, std::int64_t saved_ps) {
-  const std::int64_t workers = cost.num_workers();
-  const std::int64_t ideal = detail::greater<std::int64_t>(1, (sum_ps >> list.shift) / workers);
-  team.each(kCandidates, [&](int c) { s.units.candidates[c] = Candidate{}; });
-  constexpr int kAll = kCandidates * kCostClasses;
-  std::int32_t* counts = s.units.counts[0];
-  team.each(kAll, [&](int k) { counts[k] = 0; });
+  const auto scaled = static_cast<std::uint32_t>(sum_ps >> list.shift);
+  const auto ideal =
+      detail::greater(1, static_cast<std::int32_t>(scaled / static_cast<std::uint32_t>(cost.num_workers())));
   team.barrier();
-  weigh_candidates(team, cost, s, list, ideal, false);
-  // From parts of a class to parts of this class or above.
-  team.scan(
-      kAll, [&](int k) { return std::int64_t{counts[kAll - 1 - k]}; },
-      [&](int k, std::int64_t before) {
-        const int at = kAll - 1 - k;
-        for (int c = kCandidates - 1; c > at / kCostClasses; --c) before -= s.units.candidates[c].items;
-        counts[at] += static_cast<std::int32_t>(before);
-      });
-  weigh_candidates(team, cost, s, list, ideal, true);
+  for (int c = team.strip(); c < kCandidates; c += team.num_strips()) {
+    weigh_candidate(team, cost, s, list, c, candidate_limit(c, ideal));
+  }
+  team.barrier();
   list.fits = false;
-  std::int64_t best = 0;
+  std::int32_t best = 0;
+  HEADWATER_ROLLED
   for (int c = 0; c < kCandidates; ++c) {
     const Candidate& candidate = s.units.candidates[c];
     if (candidate.items > in.max_items || candidate.partials > in.max_partials) continue;
-    const std::int64_t time =
-        detail::greater(candidate.total / workers, std::int64_t{detail::greater(candidate.longest, candidate.waves)});
-    if (list.fits && (best <= ideal + ideal / 32 || time >= best - best / 50)) continue;
+    if (list.fits && (best <= ideal + ideal / 32 || candidate.time >= best - best / 50)) continue;
     list.fits = true;
-    best = time;
+    best = candidate.time;
     list.limit = candidate_limit(c, ideal);
   }
   if (!list.fits) return;
@@ -301,8 +320,9 @@ HEADWATER_ON_TEAM void balance(const Team& team, const detail::CostModel& cost, 
     cut = cut || parts > 1 || s.units.rows[u] < 0;
   });
   const bool merges = team.any(cut);
-  const std::int64_t work = best << list.shift;
-  list.predicted_ps = detail::greater<std::int64_t>(0, work - saved_ps / workers) + cost.launch_ps() * (merges ? 2 : 1);
+  const std::int64_t work = std::int64_t{best} << list.shift;
+  list.predicted_ps =
+      detail::greater<std::int64_t>(0, work - saved_ps / cost.num_workers()) + cost.launch_ps() * (merges ? 2 : 1);
 }
 
 /// Units and parts of the cut in force, or, with num_nodes = 0, of none.

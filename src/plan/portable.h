@@ -19,4 +19,13 @@ template <class T>
   return a < b ? b : a;
 }
 
+/// Number of the highest bit that is set; n > 0.
+[[nodiscard]] HEADWATER_HOST_DEVICE inline int top_bit(unsigned long long n) noexcept {
+#ifdef __CUDA_ARCH__
+  return 63 - __clzll(static_cast<long long>(n));
+#else
+  return 63 - __builtin_clzll(n);
+#endif
+}
+
 }  // namespace headwater::detail

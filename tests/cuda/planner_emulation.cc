@@ -114,8 +114,8 @@ class ThreadTeam {
     return combine(value ? 1 : 0, [](std::int64_t a, std::int64_t b) { return a | b; }) != 0;
   }
   [[nodiscard]] std::int64_t sum(std::int64_t value) const { return combine(value, std::plus<>()); }
-  [[nodiscard]] std::int64_t greatest(std::int64_t value) const {
-    return combine(value, [](std::int64_t a, std::int64_t b) { return std::max(a, b); });
+  [[nodiscard]] std::int32_t greatest(std::int32_t value) const {
+    return static_cast<std::int32_t>(combine(value, [](std::int64_t a, std::int64_t b) { return std::max(a, b); }));
   }
   /// Each thread takes a stretch.
   template <class Value, class Put>
@@ -168,7 +168,11 @@ class ThreadTeam {
     return free;
   }
   [[nodiscard]] static std::int32_t least_of_lanes(std::int32_t value) { return value; }
+  [[nodiscard]] static std::int32_t greatest_of_lanes(std::int32_t value) { return value; }
+  [[nodiscard]] static std::int64_t sum_of_lanes(std::int64_t value) { return value; }
+  [[nodiscard]] static std::int32_t before_of_lanes(std::int32_t /*value*/) { return 0; }
   [[nodiscard]] static bool any_of_lanes(bool value) { return value; }
+  static void lanes_barrier() {}
   [[nodiscard]] static std::int32_t peek_of_lanes(std::int32_t* from) { return std::atomic_ref<std::int32_t>(*from); }
   static void mark(std::int32_t* to, std::int32_t value) { std::atomic_ref<std::int32_t>{*to}.store(value); }
   [[nodiscard]] static FourIds four(const std::int32_t* from) { return cuda::LoneTeam::four(from); }
