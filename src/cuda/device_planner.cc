@@ -62,8 +62,8 @@ DevicePlanner::Impl::Impl(const AttentionShape& s, const PlanOptions& o, const D
     check(cudaFuncGetAttributes(&attributes, kernel.function), "cudaFuncGetAttributes");
     if (kernel.scratch_bytes + attributes.sharedSizeBytes <= room) break;
   }
-  most_blocks = std::max(1, std::min(attribute(cudaDevAttrMultiProcessorCount),
-                                     (l.max_requests + kRequestsPerBlock - 1) / kRequestsPerBlock));
+  most_blocks = std::min(attribute(cudaDevAttrMultiProcessorCount),
+                         std::max(3, (l.max_requests + kRequestsPerBlock - 1) / kRequestsPerBlock));
   if (kernel.shared) {
     check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(kernel.scratch_bytes)),
@@ -107,10 +107,9 @@ void DevicePlanner::plan(DevicePlan& plan, const DeviceTables& tables, Stream st
   params.out.exchange = reinterpret_cast<CommonRun*>(self.exchange.data);
   if (self.scratch) params.scratch = self.scratch->data;
 
-  // Nobody looks for sharing: one block is enough.
-  const int wanted = params.in.policy == Policy::flat
-                         ? 1
-                         : std::max(1, (tables.num_requests + kRequestsPerBlock - 1) / kRequestsPerBlock);
+  // Three write; more where many tables are compared.
+  const int compare = (tables.num_requests + kRequestsPerBlock - 1) / kRequestsPerBlock;
+  const int wanted = std::max(3, params.in.policy == Policy::flat ? 0 : compare);
   cudaLaunchAttribute together{};
   together.id = cudaLaunchAttributeCooperative;
   together.val.cooperative = 1;

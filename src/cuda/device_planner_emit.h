@@ -84,7 +84,7 @@ HEADWATER_ON_TEAM std::int32_t place_states(const Team& team, Scratch& s, const 
 template <class Team, class Scratch>
 HEADWATER_ON_TEAM void emit_rows(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
                                  const Scratch& s, const UnitList& list, std::int32_t num_rows,
-                                 const PlannerOutput& out, Header& header) {
+                                 const PlannerOutput& out) {
   // Slots, merged rows and empty rows in one number.
   constexpr int kRowBits = 20;
   constexpr std::int64_t kRowMask = (std::int64_t{1} << kRowBits) - 1;
@@ -127,28 +127,26 @@ HEADWATER_ON_TEAM void emit_rows(const Team& team, const detail::CostModel& cost
           for (std::int32_t k = 0; k < parts; ++k, slot -= tile_rows) out.merge_slots[--at] = slot;
         });
       });
-  header.num_merge_rows = static_cast<std::int32_t>(total >> kRowBits & kRowMask);
-  header.num_empty_rows = static_cast<std::int32_t>(total & kRowMask);
-  if (team.rank() == 0) out.merge_indptr[header.num_merge_rows] = static_cast<std::int32_t>(total >> (2 * kRowBits));
+  if (team.rank() != 0) return;
+  const auto merged = static_cast<std::int32_t>(total >> kRowBits & kRowMask);
+  out.merge_indptr[merged] = static_cast<std::int32_t>(total >> (2 * kRowBits));
+  out.header->num_merge_rows = merged;
+  out.header->num_empty_rows = static_cast<std::int32_t>(total & kRowMask);
 }
 
 /// Work items, longest first.
 template <class Team, class Scratch>
 HEADWATER_ON_TEAM void emit_items(const Team& team, const detail::CostModel& cost, const PlannerInput& in, Scratch& s,
-                                  const UnitList& list, const PlannerOutput& out, Header& header) {
-  constexpr int kIndexBits = 24;
-  constexpr std::uint64_t kIndexMask = (std::uint64_t{1} << kIndexBits) - 1;
-  team.each(list.num_units, [&](int u) {
-    s.units.keys[u] =
-        static_cast<std::uint64_t>(kNoLimit - s.units.cost[u]) << kIndexBits | static_cast<std::uint64_t>(u);
-  });
-  team.sort(s.units.keys, list.num_units);
-  const auto unit_of = [&](int rank) { return static_cast<std::int32_t>(s.units.keys[rank] & kIndexMask); };
-  header.num_items = static_cast<std::int32_t>(team.scan(
+                                  const UnitList& list, const PlannerOutput& out) {
+  team.each(list.num_units, [&](int u) { s.units.keys[u] = static_cast<std::uint32_t>(kNoLimit - s.units.cost[u]); });
+  team.order(s.units.keys, s.units.spare, list.num_units, s.units.ranked);
+  const auto unit_of = [&](int rank) { return s.units.ranked[rank]; };
+  const auto num_items = static_cast<std::int32_t>(team.scan(
       list.num_units,
       [&](int rank) { return std::int64_t{s.units.parts[unit_of(rank)]} * s.units.tiles[unit_of(rank)]; },
       [&](int rank, std::int64_t before) { s.units.item[rank] = static_cast<std::int32_t>(before); }));
-  team.each(header.num_items, [&](int k) {
+  if (team.rank() == 0) out.header->num_items = num_items;
+  team.each(num_items, [&](int k) {
     std::int32_t low = 0;
     std::int32_t high = list.num_units;
     HEADWATER_ROLLED
@@ -168,7 +166,7 @@ HEADWATER_ON_TEAM void emit_items(const Team& team, const detail::CostModel& cos
     const std::int32_t rest = tokens - share * parts;
     const auto border = [&](std::int32_t p) {
       if (p == parts) return unit.end;
-      const std::int32_t even = unit.begin + share * p + static_cast<std::int32_t>(std::int64_t{rest} * p / parts);
+      const std::int32_t even = unit.begin + share * p + rest * p / parts;
       return p == 0 ? unit.begin : even >> in.page_shift << in.page_shift;
     };
     detail::WorkItem item;
@@ -186,25 +184,31 @@ HEADWATER_ON_TEAM void emit_items(const Team& team, const detail::CostModel& cos
   });
 }
 
-/// Spans that were split off, in order of nodes; their sums.
+/// Spans that were split off, in order of nodes; the status.
 template <class Team, class Scratch>
 HEADWATER_ON_TEAM void emit_spans(const Team& team, const PlannerInput& in, const Scratch& s, const UnitList& list,
                                   const PlannerOutput& out, DevicePlanStatus& status) {
-  if (list.num_nodes == 0) return;
-  std::int64_t tokens = 0;
-  std::int64_t members = 0;
-  status.num_spans = static_cast<std::int32_t>(team.scan(
-      list.num_nodes, [&](int m) { return std::int64_t{s.node_depth[m] < kMaxDepth && s.node_run[m] >= 0 ? 1 : 0}; },
-      [&](int m, std::int64_t before) {
-        if (s.node_depth[m] >= kMaxDepth || s.node_run[m] < 0) return;
-        const std::int32_t first = s.position[s.node_leader[m]];
-        out.spans[before] = {s.node_run[m], s.node_cut[m] - s.node_run[m], first, node_members(s, m), s.node_depth[m]};
-        tokens += s.node_cut[m] - s.node_run[m];
-        members += node_members(s, m);
-      }));
-  team.each(in.num_requests, [&](int p) { out.span_members[p] = s.order[p]; });
-  status.shared_tokens = team.sum(tokens);
-  status.member_sequences = team.sum(members);
+  std::int64_t items = 0;
+  team.each(list.num_units, [&](int u) { items += s.units.parts[u] * s.units.tiles[u]; });
+  status.num_items = static_cast<std::int32_t>(team.sum(items));
+  if (list.num_nodes > 0) {
+    std::int64_t tokens = 0;
+    std::int64_t members = 0;
+    status.num_spans = static_cast<std::int32_t>(team.scan(
+        list.num_nodes, [&](int m) { return std::int64_t{s.node_depth[m] < kMaxDepth && s.node_run[m] >= 0 ? 1 : 0}; },
+        [&](int m, std::int64_t before) {
+          if (s.node_depth[m] >= kMaxDepth || s.node_run[m] < 0) return;
+          const std::int32_t first = s.position[s.node_leader[m]];
+          const std::int32_t length = s.node_cut[m] - s.node_run[m];
+          out.spans[before] = {s.node_run[m], length, first, node_members(s, m), s.node_depth[m]};
+          tokens += length;
+          members += node_members(s, m);
+        }));
+    team.each(in.num_requests, [&](int p) { out.span_members[p] = s.order[p]; });
+    status.shared_tokens = team.sum(tokens);
+    status.member_sequences = team.sum(members);
+  }
+  if (team.rank() == 0) *out.status = status;
 }
 
 /// Whether no flat plan can be as fast as `cut_ps`, but for 2 %.
@@ -222,17 +226,16 @@ HEADWATER_ON_TEAM bool beats_flat(const Team& team, const detail::CostModel& cos
   return cut_ps < time - time / 50;
 }
 
-/// Plans, by all members of all teams; the first team writes the plan.
+/// Plans, by all members of all teams; the first three write the plan.
 template <class Team, class Scratch, class Grid>
 HEADWATER_ON_TEAM void make_plan(const Team& team, const Grid& grid, const detail::CostModel& cost,
                                  const PlannerInput& in, Scratch& s, const PlannerOutput& out) {
   DevicePlanStatus status;
   status.flags = find_sharing(team, grid, in, s, out.exchange);
-  if (grid.block() != 0) return;
-  Header header;
+  if (grid.block() > 2) return;
   if ((status.flags & DevicePlanStatus::kBadRows) != 0) {  // nothing can be said about any row
-    if (team.rank() == 0) {
-      *out.header = header;
+    if (team.rank() == 0 && grid.block() == 0) {
+      *out.header = Header{};
       *out.status = status;
       out.merge_indptr[0] = 0;
     }
@@ -277,15 +280,12 @@ HEADWATER_ON_TEAM void make_plan(const Team& team, const Grid& grid, const detai
     }
   }
 
+  // All blocks know all by now: each of the first three writes its share.
+  const auto writes = [&](int share) { return grid.block() == share % grid.num_blocks(); };
   status.num_partials = place_states(team, s, list);
-  emit_rows(team, cost, in, s, list, forest.num_rows, out, header);
-  emit_items(team, cost, in, s, list, out, header);
-  emit_spans(team, in, s, list, out, status);
-  status.num_items = header.num_items;
-  if (team.rank() == 0) {
-    *out.header = header;
-    *out.status = status;
-  }
+  if (writes(0)) emit_items(team, cost, in, s, list, out);
+  if (writes(1)) emit_rows(team, cost, in, s, list, forest.num_rows, out);
+  if (writes(2)) emit_spans(team, in, s, list, out, status);
 }
 
 }  // namespace headwater::cuda

@@ -18,10 +18,9 @@ struct ForestSize {
   std::int32_t num_rows = 0;
 };
 
-inline constexpr int kKeyIndexBits = 20;
-inline constexpr int kKeyPageBits = 24;
-inline constexpr std::uint64_t kKeyIndexMask = (std::uint64_t{1} << kKeyIndexBits) - 1;
-inline constexpr std::uint64_t kKeyPageMask = (std::uint64_t{1} << kKeyPageBits) - 1;
+/// Of a key: the lower bits; above them, the parent.
+inline constexpr int kKeyPageBits = 20;
+inline constexpr std::uint32_t kKeyPageMask = (1U << kKeyPageBits) - 1;
 
 /// Nodes above node m.
 template <class Scratch>
@@ -60,9 +59,10 @@ HEADWATER_ON_TEAM std::int32_t order_requests(const Team& team, const PlannerInp
     if (parent >= 0) ++mine;
     s.subtree[i] = 1;
     s.first_node[i] = s.last_node[i] = s.attach_node[i] = s.bottom[i] = -1;
-    const std::uint64_t group = parent < 0 ? kKeyIndexMask : static_cast<std::uint64_t>(parent);
-    const std::uint64_t pages = parent < 0 ? 0 : kKeyPageMask - static_cast<std::uint64_t>(s.attach[i]);
-    s.finding.keys[i] = (group << kKeyPageBits | pages) << kKeyIndexBits | static_cast<std::uint64_t>(i);
+    // Without a parent: last.
+    s.finding.keys[i] = parent < 0 ? ~0U
+                                   : static_cast<std::uint32_t>(parent) << kKeyPageBits |
+                                         (kKeyPageMask - static_cast<std::uint32_t>(s.attach[i]));
   });
   const auto num_children = static_cast<std::int32_t>(team.sum(mine));
   if (num_children == 0) {
@@ -74,22 +74,19 @@ HEADWATER_ON_TEAM std::int32_t order_requests(const Team& team, const PlannerInp
     HEADWATER_ROLLED
     for (std::int32_t p = s.parent[i]; p >= 0; p = s.parent[p]) team.add(s.subtree + p, 1);
   });
-  team.sort(s.finding.keys, n);
-  const auto begins_node = [&](int k) {
-    return k < num_children && (k == 0 || s.finding.keys[k] >> kKeyIndexBits != s.finding.keys[k - 1] >> kKeyIndexBits);
-  };
-  const auto group_of = [&](int k) {
-    return static_cast<std::int32_t>(s.finding.keys[k] >> (kKeyIndexBits + kKeyPageBits));
-  };
+  team.order(s.finding.keys, s.finding.spare, n, s.finding.sorted);
+  const auto key_at = [&](int k) { return s.finding.keys[s.finding.sorted[k]]; };
+  const auto begins_node = [&](int k) { return k < num_children && (k == 0 || key_at(k) != key_at(k - 1)); };
+  const auto group_of = [&](int k) { return static_cast<std::int32_t>(key_at(k) >> kKeyPageBits); };
   // Sizes of subtrees in the lower half, nodes in the upper one.
   const std::int64_t total = team.scan(
       n,
       [&](int k) {
-        const auto i = static_cast<std::int32_t>(s.finding.keys[k] & kKeyIndexMask);
+        const std::int32_t i = s.finding.sorted[k];
         return std::int64_t{begins_node(k)} << 32 | s.subtree[i];
       },
       [&](int k, std::int64_t before) {
-        const auto i = static_cast<std::int32_t>(s.finding.keys[k] & kKeyIndexMask);
+        const std::int32_t i = s.finding.sorted[k];
         s.finding.before[k] = static_cast<std::int32_t>(before & 0x7fffffff);
         if (k >= num_children) return;
         const std::int32_t leader = group_of(k);
@@ -109,7 +106,7 @@ HEADWATER_ON_TEAM std::int32_t order_requests(const Team& team, const PlannerInp
       });
   // Places among brothers, then from the root down.
   team.each(n, [&](int k) {
-    const auto i = static_cast<std::int32_t>(s.finding.keys[k] & kKeyIndexMask);
+    const std::int32_t i = s.finding.sorted[k];
     s.row_begin[i] = k < num_children ? s.finding.before[k] - s.finding.before[s.finding.seg_first[group_of(k)]] + 1
                                       : s.finding.before[k] - s.finding.before[num_children];
   });

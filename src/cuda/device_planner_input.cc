@@ -12,7 +12,7 @@ namespace headwater::cuda {
 namespace {
 
 constexpr std::int64_t kMostRequests = LargeScratch::kMostRequests;
-constexpr std::int64_t kMostBlocks = 1 << 22;
+constexpr std::int64_t kMostBlocks = (1 << 20) - 1;
 constexpr std::int64_t kMostRows = (1 << 20) - 1;
 constexpr std::int64_t kStatesPerRow = 15;  ///< 256 rows of 32 heads of 128: 60.5 MiB of workspace
 constexpr std::int64_t kStatesOfFewRows = 256 * kStatesPerRow;

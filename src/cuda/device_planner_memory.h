@@ -119,7 +119,9 @@ struct PlannerScratch {
   std::int32_t node_up[kRequests];       ///< nearest ancestor that is split off, or -1
 
   struct Finding {
-    std::uint64_t keys[power_of_two_for(kRequests)];  ///< for ordering
+    std::uint64_t spare[power_of_two_for(kRequests)];  ///< for ordering
+    alignas(8) std::uint32_t keys[power_of_two_for(kRequests)];
+    std::int32_t sorted[kRequests];  ///< brothers one behind the other
     std::int32_t before[kRequests];
     std::int32_t seg_first[kRequests];
     std::int32_t leader[kRequests];  ///< of this round, or -1
@@ -139,18 +141,22 @@ struct PlannerScratch {
   };
   struct Units {
     union {
-      std::int64_t ps[kUnits];                       ///< cost
-      std::uint64_t keys[power_of_two_for(kUnits)];  ///< then, for ordering
+      std::int64_t ps[kUnits];                        ///< cost
+      std::uint64_t spare[power_of_two_for(kUnits)];  ///< then, for ordering
     };
     Candidate candidates[kCandidates];
     std::int32_t counts[kCandidates][kCostClasses];  ///< parts of each class of costs
-    std::int32_t costs[kCandidates][kCostClasses];   ///< theirs, scaled, together
-    std::int32_t first[2 * kRequests + 1];           ///< of nodes, then of requests' own parts
-    std::int32_t piece[kUnits];                      ///< node, or -1 - request
-    std::int32_t tile[kUnits];                       ///< first tile
-    std::int32_t rows[kUnits];                       ///< of a tile; negative: they read something else, too
+    union {
+      std::int32_t costs[kCandidates][kCostClasses];            ///< theirs, scaled, together
+      alignas(8) std::uint32_t keys[power_of_two_for(kUnits)];  ///< then, for ordering
+    };
+    std::int32_t first[2 * kRequests + 1];  ///< of nodes, then of requests' own parts
+    std::int32_t piece[kUnits];             ///< node, or -1 - request
+    std::int32_t tile[kUnits];              ///< first tile
+    std::int32_t rows[kUnits];              ///< of a tile; negative: they read something else, too
     std::int32_t tiles[kUnits];
-    std::int32_t cost[kUnits];  ///< scaled; then that of a part
+    std::int32_t ranked[kUnits];  ///< longest first
+    std::int32_t cost[kUnits];    ///< scaled; then that of a part
     std::int32_t parts[kUnits];
     union {
       std::int32_t extra[kUnits];  ///< scaled: of another part

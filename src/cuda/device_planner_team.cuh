@@ -66,37 +66,37 @@ class BlockTeam {
     return carry;
   }
 
-  /// Bitonic. Pairs at most 32 apart lie within 64 keys of one warp.
-  __device__ __noinline__ static void sort(std::uint64_t* keys, int n) {
-    int size = 1;
+  /// Few keys: every one is compared with all others, by as many threads as there are for it. Many: bitonic sort.
+  __device__ static void order(std::uint32_t* keys, std::uint64_t* spare, int n, std::int32_t* to) {
+    if (n > kPlannerThreads) return order_many(keys, spare, n, to);
+    int size = 32;
     while (size < n) size *= 2;
-    for (int i = n + rank(); i < size; i += kPlannerThreads) keys[i] = ~std::uint64_t{0};
+    for (int i = n + rank(); i < size; i += kPlannerThreads) keys[i] = ~0U;
     __syncthreads();
-#pragma unroll 1
-    for (int run = 2; run <= size; run *= 2) {
-#pragma unroll 1
-      for (int apart = run / 2; apart > 0; apart /= 2) {
-#pragma unroll 1
-        for (int pair = rank(); pair < size / 2; pair += kPlannerThreads) {
-          const int low = 2 * pair - (pair & (apart - 1));
-          const std::uint64_t a = keys[low];
-          const std::uint64_t b = keys[low + apart];
-          if ((a > b) == ((low & run) == 0)) {
-            keys[low] = b;
-            keys[low + apart] = a;
-          }
-        }
-        if (apart > 32 || (apart == 1 && run >= 64)) {
-          __syncthreads();
-        } else {
-          __syncwarp();
-        }
-      }
+    const int helpers = kPlannerThreads / size;  // 1 to 16
+    const int i = rank() / helpers;
+    const int each = size / helpers;
+    const int first = rank() % helpers * each;
+    const std::uint32_t mine = keys[i];
+    int before = 0;
+#pragma unroll 4
+    for (int j = first; j < first + each; j += 2) {
+      const uint2 two = *reinterpret_cast<const uint2*>(keys + j);
+      before += two.x < mine || (two.x == mine && j < i) ? 1 : 0;
+      before += two.y < mine || (two.y == mine && j + 1 < i) ? 1 : 0;
     }
+    for (int apart = 1; apart < helpers; apart *= 2) before += __shfl_xor_sync(kAllLanes, before, apart);
+    if (i < n && first == 0) to[before] = i;
     __syncthreads();
   }
 
+  // Atomics on one place take turns: a warp that all means the same one goes as one.
   __device__ static void add(std::int32_t* to, std::int32_t value) {
+    const unsigned here = __activemask();
+    if (same_place(here, to)) {
+      value = __reduce_add_sync(here, value);
+      if (!is_first(here)) return;
+    }
     atomicAdd(to, value);
   }
   /// Members that add to the same place do so at once: there is no such instruction for 64 bits in shared memory. Three
@@ -114,9 +114,19 @@ class BlockTeam {
     }
   }
   __device__ static void raise(std::int32_t* to, std::int32_t value) {
+    const unsigned here = __activemask();
+    if (same_place(here, to)) {
+      value = __reduce_max_sync(here, value);
+      if (!is_first(here)) return;
+    }
     if (*const_cast<volatile std::int32_t*>(to) < value) atomicMax(to, value);
   }
   __device__ static void lower(std::int32_t* to, std::int32_t value) {
+    const unsigned here = __activemask();
+    if (same_place(here, to)) {
+      value = __reduce_min_sync(here, value);
+      if (!is_first(here)) return;
+    }
     if (*const_cast<volatile std::int32_t*>(to) > value) atomicMin(to, value);
   }
   __device__ static std::int32_t claim(std::int32_t* place, std::int32_t free, std::int32_t value) {
@@ -162,6 +172,49 @@ class BlockTeam {
   }
 
  private:
+  [[nodiscard]] __device__ static bool same_place(unsigned here, const void* to) {
+    int same = 0;
+    __match_all_sync(here, reinterpret_cast<unsigned long long>(to), &same);
+    return same != 0;
+  }
+  [[nodiscard]] __device__ static bool is_first(unsigned here) {
+    return lane() == __ffs(static_cast<int>(here)) - 1;
+  }
+
+  __device__ __noinline__ static void order_many(std::uint32_t* keys, std::uint64_t* spare, int n, std::int32_t* to) {
+    int size = 1;
+    while (size < n) size *= 2;
+    __syncthreads();
+    for (int i = rank(); i < size; i += kPlannerThreads) {
+      spare[i] = i < n ? std::uint64_t{keys[i]} << 32 | static_cast<std::uint64_t>(i) : ~std::uint64_t{0};
+    }
+    __syncthreads();
+    // Pairs at most 32 apart lie within 64 keys of one warp.
+#pragma unroll 1
+    for (int run = 2; run <= size; run *= 2) {
+#pragma unroll 1
+      for (int apart = run / 2; apart > 0; apart /= 2) {
+#pragma unroll 1
+        for (int pair = rank(); pair < size / 2; pair += kPlannerThreads) {
+          const int low = 2 * pair - (pair & (apart - 1));
+          const std::uint64_t a = spare[low];
+          const std::uint64_t b = spare[low + apart];
+          if ((a > b) == ((low & run) == 0)) {
+            spare[low] = b;
+            spare[low + apart] = a;
+          }
+        }
+        if (apart > 32 || (apart == 1 && run >= 64)) {
+          __syncthreads();
+        } else {
+          __syncwarp();
+        }
+      }
+    }
+    __syncthreads();
+    for (int i = rank(); i < n; i += kPlannerThreads) to[i] = static_cast<std::int32_t>(spare[i] & 0xffffffffU);
+    __syncthreads();
+  }
   [[nodiscard]] __device__ static std::int64_t lanes_scan(std::int64_t value) {
 #pragma unroll
     for (int apart = 1; apart < 32; apart *= 2) {

@@ -5,7 +5,9 @@
 //   barrier()          what any member wrote before is seen by all behind it
 //   any, sum, greatest of one value per member; a barrier before and behind
 //   scan(n, value, put) put(i, value(0) + ... + value(i - 1)); returns the sum of all; a barrier before and behind
-//   sort(keys, n)      ascending; keys has room for a power of two; a barrier before and behind
+//   order(keys, spare, n, to)  to[r] is the index of the r-th smallest key, equal keys in order; keys and spare, room
+//   to
+//                      work in, hold a power of two; a barrier before and behind
 //   add, raise, lower, claim  atomic; their results do not depend on the order of members
 //   strips             bundles of kLanes members that work in step: num_strips(), strip(), lane(), *_of_lanes,
 //                      lanes_barrier()
@@ -60,7 +62,11 @@ class LoneTeam {
     }
     return total;
   }
-  static void sort(std::uint64_t* keys, int n) { std::sort(keys, keys + n); }
+  static void order(const std::uint32_t* keys, std::uint64_t* spare, int n, std::int32_t* to) {
+    for (int i = 0; i < n; ++i) spare[i] = std::uint64_t{keys[i]} << 32 | static_cast<std::uint64_t>(i);
+    std::sort(spare, spare + n);
+    for (int i = 0; i < n; ++i) to[i] = static_cast<std::int32_t>(spare[i] & 0xffffffffU);
+  }
 
   template <class T>
   static void add(T* to, T value) {

@@ -10,8 +10,9 @@
 
 namespace headwater::cuda {
 
-inline constexpr std::int32_t kLeastPart = 128;  ///< tokens
-inline constexpr int kCostBits = 26;             ///< of all costs together, scaled
+inline constexpr std::int32_t kLeastPartShift = 7;  ///< parts of at least 128 tokens
+inline constexpr std::int32_t kMostParts = 0x7fff;
+inline constexpr int kCostBits = 26;  ///< of all costs together, scaled
 inline constexpr std::int32_t kNoLimit = 0x7fffffff;
 
 struct Unit {
@@ -92,8 +93,8 @@ HEADWATER_ON_TEAM std::int32_t units_of_request(const detail::CostModel& cost, c
 }
 
 template <class Scratch>
-HEADWATER_ON_TEAM_CALL Unit unit_at(const detail::CostModel& cost, const PlannerInput& in, const Scratch& s,
-                                    const UnitList& list, std::int32_t u) {
+HEADWATER_ON_TEAM Unit unit_at(const detail::CostModel& cost, const PlannerInput& in, const Scratch& s,
+                               const UnitList& list, std::int32_t u) {
   const std::int32_t piece = s.units.piece[u];
   const std::int32_t tile = s.units.tile[u];
   Unit unit;
@@ -189,7 +190,7 @@ HEADWATER_ON_TEAM inline std::int32_t cost_class(std::int32_t cost) {
 template <class Team, class Scratch>
 HEADWATER_ON_TEAM std::int64_t cost_units(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
                                           Scratch& s, UnitList& list) {
-  const std::int32_t grain = detail::greater(kLeastPart, 1 << in.page_shift);
+  const std::int32_t grain = detail::greater(kLeastPartShift, in.page_shift);
   std::int64_t mine = 0;
   team.each(list.num_units, [&](int u) {
     const Unit unit = unit_at(cost, in, s, list, u);
@@ -199,7 +200,7 @@ HEADWATER_ON_TEAM std::int64_t cost_units(const Team& team, const detail::CostMo
         tiles == 1 ? cost.read_ps(1) : (cost.read_ps(1) + (tiles - 1) * cost.reread_ps(1, cost.chunk_tokens())) / tiles;
     s.units.ps[u] = tokens * read + cost.compute_ps(tokens, unit.num_rows) + cost.item_ps(unit.num_rows) +
                     cost.partial_ps(unit.shared ? unit.num_rows : 0);
-    s.units.most[u] = detail::greater(1, tokens / grain);
+    s.units.most[u] = detail::lesser(kMostParts, detail::greater(1, tokens >> grain));
     s.units.rows[u] = unit.shared ? -unit.num_rows : unit.num_rows;
     s.units.tiles[u] = unit.num_tiles;
     mine += s.units.ps[u] * unit.num_tiles;
@@ -296,6 +297,7 @@ HEADWATER_ON_TEAM void balance(const Team& team, const detail::CostModel& cost, 
   const auto ideal =
       detail::greater(1, static_cast<std::int32_t>(scaled / static_cast<std::uint32_t>(cost.num_workers())));
   team.barrier();
+  HEADWATER_ROLLED
   for (int c = team.strip(); c < kCandidates; c += team.num_strips()) {
     weigh_candidate(team, cost, s, list, c, candidate_limit(c, ideal));
   }

@@ -144,9 +144,9 @@ class ThreadTeam {
     barrier();
     return all;
   }
-  void sort(std::uint64_t* keys, int n) const {
+  void order(const std::uint32_t* keys, std::uint64_t* spare, int n, std::int32_t* to) const {
     barrier();
-    if (rank_ == 0) std::sort(keys, keys + n);
+    if (rank_ == 0) cuda::LoneTeam::order(keys, spare, n, to);
     barrier();
   }
   template <class T>
