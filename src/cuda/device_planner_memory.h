@@ -90,7 +90,7 @@ template <int kRequests, int kUnits>
 struct PlannerScratch {
   static constexpr int kMostRequests = kRequests;
   static constexpr int kMostUnits = kUnits;
-  static constexpr int kHashSize = power_of_two_for(2 * kRequests);
+  static constexpr int kHashSize = power_of_two_for(4 * kRequests);
 
   // Requests.
   std::int32_t length[kRequests];          ///< tokens
@@ -120,7 +120,7 @@ struct PlannerScratch {
 
   struct Finding {
     std::uint64_t spare[power_of_two_for(kRequests)];  ///< for ordering
-    alignas(8) std::uint32_t keys[power_of_two_for(kRequests)];
+    alignas(16) std::uint32_t keys[power_of_two_for(kRequests)];
     std::int32_t sorted[kRequests];  ///< brothers one behind the other
     std::int32_t before[kRequests];
     std::int32_t seg_first[kRequests];
@@ -147,8 +147,8 @@ struct PlannerScratch {
     Candidate candidates[kCandidates];
     std::int32_t counts[kCandidates][kCostClasses];  ///< parts of each class of costs
     union {
-      std::int32_t costs[kCandidates][kCostClasses];            ///< theirs, scaled, together
-      alignas(8) std::uint32_t keys[power_of_two_for(kUnits)];  ///< then, for ordering
+      std::int32_t costs[kCandidates][kCostClasses];             ///< theirs, scaled, together
+      alignas(16) std::uint32_t keys[power_of_two_for(kUnits)];  ///< then, for ordering
     };
     std::int32_t first[2 * kRequests + 1];  ///< of nodes, then of requests' own parts
     std::int32_t piece[kUnits];             ///< node, or -1 - request

@@ -69,24 +69,33 @@ class BlockTeam {
   /// Few keys: every one is compared with all others, by as many threads as there are for it. Many: bitonic sort.
   __device__ static void order(std::uint32_t* keys, std::uint64_t* spare, int n, std::int32_t* to) {
     if (n > kPlannerThreads) return order_many(keys, spare, n, to);
-    int size = 32;
-    while (size < n) size *= 2;
-    for (int i = n + rank(); i < size; i += kPlannerThreads) keys[i] = ~0U;
+    const int padded = (n + 3) / 4 * 4;
+    if (rank() < padded - n) keys[n + rank()] = ~0U;
     __syncthreads();
-    const int helpers = kPlannerThreads / size;  // 1 to 16
+    int helpers = 1;  // of a key
+    while (2 * helpers * n <= kPlannerThreads && helpers < 32) helpers *= 2;
     const int i = rank() / helpers;
-    const int each = size / helpers;
-    const int first = rank() % helpers * each;
-    const std::uint32_t mine = keys[i];
+    const bool there = i < n;
+    // Equal keys before it come first.
+    const std::uint32_t mine = there ? keys[i] : 0;
     int before = 0;
-#pragma unroll 4
-    for (int j = first; j < first + each; j += 2) {
-      const uint2 two = *reinterpret_cast<const uint2*>(keys + j);
-      before += two.x < mine || (two.x == mine && j < i) ? 1 : 0;
-      before += two.y < mine || (two.y == mine && j + 1 < i) ? 1 : 0;
+    if (there) {
+      const int own = i / 4 * 4;
+#pragma unroll 1
+      for (int j = rank() % helpers * 4; j < padded; j += helpers * 4) {
+        const uint4 k = *reinterpret_cast<const uint4*>(keys + j);
+        if (j < own) {
+          before += (k.x <= mine) + (k.y <= mine) + (k.z <= mine) + (k.w <= mine);
+        } else if (j > own) {
+          before += (k.x < mine) + (k.y < mine) + (k.z < mine) + (k.w < mine);
+        } else {
+          before += (k.x < mine || (k.x == mine && j < i)) + (k.y < mine || (k.y == mine && j + 1 < i)) +
+                    (k.z < mine || (k.z == mine && j + 2 < i)) + (k.w < mine);
+        }
+      }
     }
     for (int apart = 1; apart < helpers; apart *= 2) before += __shfl_xor_sync(kAllLanes, before, apart);
-    if (i < n && first == 0) to[before] = i;
+    if (there && rank() % helpers == 0) to[before] = i;
     __syncthreads();
   }
 
@@ -98,6 +107,17 @@ class BlockTeam {
       if (!is_first(here)) return;
     }
     atomicAdd(to, value);
+  }
+  /// Two at once: place `at` of each array.
+  __device__ static void add_two(std::int32_t* a, std::int32_t value_a, std::int32_t* b, std::int32_t value_b, int at) {
+    const unsigned here = __activemask();
+    if (same_place(here, a + at)) {
+      value_a = __reduce_add_sync(here, value_a);
+      value_b = __reduce_add_sync(here, value_b);
+      if (!is_first(here)) return;
+    }
+    atomicAdd(a + at, value_a);
+    atomicAdd(b + at, value_b);
   }
   /// Members that add to the same place do so at once: there is no such instruction for 64 bits in shared memory. Three
   /// limbs of 21 bits.
@@ -174,7 +194,7 @@ class BlockTeam {
  private:
   [[nodiscard]] __device__ static bool same_place(unsigned here, const void* to) {
     int same = 0;
-    __match_all_sync(here, reinterpret_cast<unsigned long long>(to), &same);
+    __match_all_sync(here, static_cast<unsigned>(reinterpret_cast<unsigned long long>(to)), &same);
     return same != 0;
   }
   [[nodiscard]] __device__ static bool is_first(unsigned here) {

@@ -8,7 +8,7 @@
 //   order(keys, spare, n, to)  to[r] is the index of the r-th smallest key, equal keys in order; keys and spare, room
 //   to
 //                      work in, hold a power of two; a barrier before and behind
-//   add, raise, lower, claim  atomic; their results do not depend on the order of members
+//   add, add_two, raise, lower, claim  atomic; their results do not depend on the order of members
 //   strips             bundles of kLanes members that work in step: num_strips(), strip(), lane(), *_of_lanes,
 //                      lanes_barrier()
 //
@@ -71,6 +71,10 @@ class LoneTeam {
   template <class T>
   static void add(T* to, T value) {
     *to += value;
+  }
+  static void add_two(std::int32_t* a, std::int32_t value_a, std::int32_t* b, std::int32_t value_b, int at) {
+    add(a + at, value_a);
+    add(b + at, value_b);
   }
   static void raise(std::int32_t* to, std::int32_t value) { *to = std::max(*to, value); }
   static void lower(std::int32_t* to, std::int32_t value) { *to = std::min(*to, value); }

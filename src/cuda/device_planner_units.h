@@ -134,6 +134,7 @@ template <class Scratch>
 HEADWATER_ON_TEAM std::int32_t num_piece_tiles(const detail::CostModel& cost, const PlannerInput& in, const Scratch& s,
                                                const UnitList& list, std::int32_t u) {
   const std::int32_t piece = s.units.piece[u];
+  if (piece < 0 && in.qo_indptr == nullptr) return 1;
   return cost.num_tiles(piece >= 0 ? node_rows(s, piece) : own_part(in, s, list, -1 - piece).num_rows);
 }
 
@@ -255,8 +256,7 @@ HEADWATER_ON_TEAM void weigh_candidate(const Team& team, const detail::CostModel
     items += mine;
     partials += std::int64_t{mine} * (rows < 0 ? -rows : parts > 1 ? rows : 0);
     longest = detail::greater(longest, each);
-    team.add(counts + cost_class(each), mine);
-    team.add(costs + cost_class(each), each * mine);
+    team.add_two(counts, mine, costs, each * mine, cost_class(each));
   }
   team.lanes_barrier();
   // So many parts of some cost or more take so many rounds of all workers, at least. Lanes take classes from above.

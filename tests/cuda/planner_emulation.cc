@@ -153,6 +153,10 @@ class ThreadTeam {
   static void add(T* to, T value) {
     std::atomic_ref<T>(*to) += value;
   }
+  static void add_two(std::int32_t* a, std::int32_t value_a, std::int32_t* b, std::int32_t value_b, int at) {
+    add(a + at, value_a);
+    add(b + at, value_b);
+  }
   static void raise(std::int32_t* to, std::int32_t value) {
     const std::atomic_ref<std::int32_t> place(*to);
     for (std::int32_t old = place; old < value && !place.compare_exchange_weak(old, value);) {
