@@ -70,14 +70,10 @@ HEADWATER_ON_TEAM bool is_partial(const Scratch& s, std::int32_t u) {
 /// Slots of all units; returns their number.
 template <class Team, class Scratch>
 HEADWATER_ON_TEAM std::int32_t place_states(const Team& team, Scratch& s, const UnitList& list) {
-  return static_cast<std::int32_t>(team.scan(
+  return team.scan(
       list.num_units,
-      [&](int u) {
-        return is_partial(s, u) ? std::int64_t{s.units.parts[u]} * s.units.tiles[u] * unit_rows(s, u) : std::int64_t{0};
-      },
-      [&](int u, std::int64_t before) {
-        s.units.slot[u] = is_partial(s, u) ? static_cast<std::int32_t>(before) : -1;
-      }));
+      [&](int u) { return is_partial(s, u) ? s.units.parts[u] * s.units.tiles[u] * unit_rows(s, u) : 0; },
+      [&](int u, std::int32_t before) { s.units.slot[u] = is_partial(s, u) ? before : -1; });
 }
 
 /// Rows, merge lists and empty rows.
@@ -96,7 +92,7 @@ HEADWATER_ON_TEAM void emit_rows(const Team& team, const detail::CostModel& cost
     });
     return slots;
   };
-  const std::int64_t total = team.scan(
+  const std::int64_t total = team.scan_wide(
       num_rows,
       [&](int q) {
         const std::int32_t slots = slots_of(s.order[position_of_row(in, s, q)], q);
@@ -141,10 +137,9 @@ HEADWATER_ON_TEAM void emit_items(const Team& team, const detail::CostModel& cos
   team.each(list.num_units, [&](int u) { s.units.keys[u] = static_cast<std::uint32_t>(kNoLimit - s.units.cost[u]); });
   team.order(s.units.keys, s.units.spare, list.num_units, s.units.ranked);
   const auto unit_of = [&](int rank) { return s.units.ranked[rank]; };
-  const auto num_items = static_cast<std::int32_t>(team.scan(
-      list.num_units,
-      [&](int rank) { return std::int64_t{s.units.parts[unit_of(rank)]} * s.units.tiles[unit_of(rank)]; },
-      [&](int rank, std::int64_t before) { s.units.item[rank] = static_cast<std::int32_t>(before); }));
+  const std::int32_t num_items = team.scan(
+      list.num_units, [&](int rank) { return s.units.parts[unit_of(rank)] * s.units.tiles[unit_of(rank)]; },
+      [&](int rank, std::int32_t before) { s.units.item[rank] = before; });
   if (team.rank() == 0) out.header->num_items = num_items;
   team.each(num_items, [&](int k) {
     std::int32_t low = 0;
@@ -194,16 +189,16 @@ HEADWATER_ON_TEAM void emit_spans(const Team& team, const PlannerInput& in, cons
   if (list.num_nodes > 0) {
     std::int64_t tokens = 0;
     std::int64_t members = 0;
-    status.num_spans = static_cast<std::int32_t>(team.scan(
+    status.num_spans = team.scan(
         list.num_nodes, [&](int m) { return std::int64_t{s.node_depth[m] < kMaxDepth && s.node_run[m] >= 0 ? 1 : 0}; },
-        [&](int m, std::int64_t before) {
+        [&](int m, std::int32_t before) {
           if (s.node_depth[m] >= kMaxDepth || s.node_run[m] < 0) return;
           const std::int32_t first = s.position[s.node_leader[m]];
           const std::int32_t length = s.node_cut[m] - s.node_run[m];
           out.spans[before] = {s.node_run[m], length, first, node_members(s, m), s.node_depth[m]};
           tokens += length;
           members += node_members(s, m);
-        }));
+        });
     team.each(in.num_requests, [&](int p) { out.span_members[p] = s.order[p]; });
     status.shared_tokens = team.sum(tokens);
     status.member_sequences = team.sum(members);

@@ -78,20 +78,20 @@ HEADWATER_ON_TEAM std::int32_t order_requests(const Team& team, const PlannerInp
   const auto key_at = [&](int k) { return s.finding.keys[s.finding.sorted[k]]; };
   const auto begins_node = [&](int k) { return k < num_children && (k == 0 || key_at(k) != key_at(k - 1)); };
   const auto group_of = [&](int k) { return static_cast<std::int32_t>(key_at(k) >> kKeyPageBits); };
-  // Sizes of subtrees in the lower half, nodes in the upper one.
-  const std::int64_t total = team.scan(
+  // Sizes of subtrees in the lower half, nodes in the upper one: 4,096 requests are in at most 7 subtrees each.
+  const std::int32_t total = team.scan(
       n,
       [&](int k) {
         const std::int32_t i = s.finding.sorted[k];
-        return std::int64_t{begins_node(k)} << 32 | s.subtree[i];
+        return (begins_node(k) ? 1 << 16 : 0) + s.subtree[i];
       },
-      [&](int k, std::int64_t before) {
+      [&](int k, std::int32_t before) {
         const std::int32_t i = s.finding.sorted[k];
-        s.finding.before[k] = static_cast<std::int32_t>(before & 0x7fffffff);
+        s.finding.before[k] = before & 0xffff;
         if (k >= num_children) return;
         const std::int32_t leader = group_of(k);
         const bool fresh = begins_node(k);
-        const auto node = static_cast<std::int32_t>(before >> 32) + (fresh ? 1 : 0) - 1;
+        const std::int32_t node = (before >> 16) + (fresh ? 1 : 0) - 1;
         s.attach_node[i] = node;
         if (k == 0 || group_of(k - 1) != leader) {
           s.finding.seg_first[leader] = k;
@@ -119,7 +119,7 @@ HEADWATER_ON_TEAM std::int32_t order_requests(const Team& team, const PlannerInp
     s.order[position] = i;
   });
   team.barrier();
-  const auto num_nodes = static_cast<std::int32_t>(total >> 32);
+  const std::int32_t num_nodes = total >> 16;
   team.each(num_nodes, [&](int m) { s.node_end[m] = s.position[s.node_end[m]] + s.subtree[s.node_end[m]]; });
   return num_nodes;
 }
@@ -136,13 +136,9 @@ HEADWATER_ON_TEAM ForestSize build_forest(const Team& team, const PlannerInput& 
   const std::int32_t n = in.num_requests;
   ForestSize size;
   size.num_nodes = order_requests(team, in, s);
-  size.num_rows = static_cast<std::int32_t>(team.scan(
-      n,
-      [&](int p) {
-        const std::int32_t i = s.order[p];
-        return std::int64_t{s.row_indptr[i + 1]} - s.row_indptr[i];
-      },
-      [&](int p, std::int64_t before) { s.row_begin[p] = static_cast<std::int32_t>(before); }));
+  size.num_rows = team.scan(
+      n, [&](int p) { return s.row_indptr[s.order[p] + 1] - s.row_indptr[s.order[p]]; },
+      [&](int p, std::int32_t before) { s.row_begin[p] = before; });
   if (team.rank() == 0) s.row_begin[n] = size.num_rows;
   if (size.num_nodes > 0) {
     team.each(size.num_nodes, [&](int m) {

@@ -77,6 +77,13 @@ struct PlannerOutput {
   return size;
 }
 
+/// What all part sizes have in common: units below the least of them.
+struct SmallUnits {
+  std::int64_t total;  ///< scaled cost
+  std::int32_t items;
+  std::int32_t partials;
+};
+
 /// A part size's outcome.
 struct Candidate {
   std::int32_t time;  ///< scaled
@@ -145,6 +152,7 @@ struct PlannerScratch {
       std::uint64_t spare[power_of_two_for(kUnits)];  ///< then, for ordering
     };
     Candidate candidates[kCandidates];
+    std::int32_t num_large;
     std::int32_t counts[kCandidates][kCostClasses];  ///< parts of each class of costs
     union {
       std::int32_t costs[kCandidates][kCostClasses];             ///< theirs, scaled, together
@@ -155,7 +163,7 @@ struct PlannerScratch {
     std::int32_t tile[kUnits];              ///< first tile
     std::int32_t rows[kUnits];              ///< of a tile; negative: they read something else, too
     std::int32_t tiles[kUnits];
-    std::int32_t ranked[kUnits];  ///< longest first
+    std::int32_t ranked[kUnits];  ///< those to be weighed; then all, longest first
     std::int32_t cost[kUnits];    ///< scaled; then that of a part
     std::int32_t parts[kUnits];
     union {

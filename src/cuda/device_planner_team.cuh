@@ -36,10 +36,13 @@ class BlockTeam {
   [[nodiscard]] __device__ static bool any(bool value) {
     return __syncthreads_or(value ? 1 : 0) != 0;
   }
+  /// Not negative, below 2^58.
   [[nodiscard]] __device__ std::int64_t sum(std::int64_t value) const {
-    std::int64_t total = value;
+    value = sum_of_lanes(value);
     __syncthreads();
-    return scan_step(sums_->of_warp[0], total);
+    if (lane() == 0) sums_->of_warp[0][strip()] = value;
+    __syncthreads();
+    return sum_of_lanes(lane() < kPlannerWarps ? sums_->of_warp[0][lane()] : 0);
   }
   [[nodiscard]] __device__ std::int32_t greatest(std::int32_t value) const {
     value = greatest_of_lanes(value);
@@ -49,18 +52,55 @@ class BlockTeam {
     return greatest_of_lanes(static_cast<std::int32_t>(sums_->of_warp[0][lane() % kPlannerWarps]));
   }
 
+  /// Sums below 2^31.
   template <class Value, class Put>
-  __device__ std::int64_t scan(int n, Value&& value, Put&& put) const {
+  __device__ std::int32_t scan(int n, Value&& value, Put&& put) const {
+    __syncthreads();
+    std::int32_t carry = 0;
+    int turn = 0;
+#pragma unroll 1
+    for (int first = 0; first < n; first += kPlannerThreads, turn ^= 1) {
+      const int i = first + rank();
+      const std::int32_t mine = i < n ? value(i) : 0;
+      std::int32_t* of_warp = reinterpret_cast<std::int32_t*>(sums_->of_warp[turn]);
+      const std::int32_t before = before_of_lanes(mine);
+      if (lane() == 31) of_warp[strip()] = before + mine;
+      __syncthreads();
+      const std::int32_t warp = lane() < kPlannerWarps ? of_warp[lane()] : 0;
+      const std::int32_t warps_before = __reduce_add_sync(kAllLanes, lane() < strip() ? warp : 0);
+      if (i < n) put(i, carry + warps_before + before);
+      carry += __reduce_add_sync(kAllLanes, warp);
+    }
+    __syncthreads();
+    return carry;
+  }
+
+  /// In 64 bits.
+  template <class Value, class Put>
+  __device__ std::int64_t scan_wide(int n, Value&& value, Put&& put) const {
     __syncthreads();
     std::int64_t carry = 0;
     int turn = 0;
 #pragma unroll 1
     for (int first = 0; first < n; first += kPlannerThreads, turn ^= 1) {
       const int i = first + rank();
-      std::int64_t before = i < n ? static_cast<std::int64_t>(value(i)) : 0;
-      const std::int64_t total = scan_step(sums_->of_warp[turn], before);
-      if (i < n) put(i, carry + before);
-      carry += total;
+      const std::int64_t mine = i < n ? value(i) : 0;
+      std::int64_t up_to = mine;
+#pragma unroll 1
+      for (int apart = 1; apart < 32; apart *= 2) {
+        const std::int64_t other = __shfl_up_sync(kAllLanes, up_to, apart);
+        if (lane() >= apart) up_to += other;
+      }
+      if (lane() == 31) sums_->of_warp[turn][strip()] = up_to;
+      __syncthreads();
+      std::int64_t before = carry;
+#pragma unroll 1
+      for (int w = 0; w < kPlannerWarps; ++w) {
+        const std::int64_t warp = sums_->of_warp[turn][w];
+        if (w < strip()) before += warp;
+        carry += warp;
+      }
+      if (i < n) put(i, before + up_to - mine);
     }
     __syncthreads();
     return carry;
@@ -76,22 +116,19 @@ class BlockTeam {
     while (2 * helpers * n <= kPlannerThreads && helpers < 32) helpers *= 2;
     const int i = rank() / helpers;
     const bool there = i < n;
-    // Equal keys before it come first.
-    const std::uint32_t mine = there ? keys[i] : 0;
     int before = 0;
     if (there) {
+      const std::uint32_t mine = keys[i];
       const int own = i / 4 * 4;
-#pragma unroll 1
+      // Equal keys before it come first. No key is 0.
+#pragma unroll 4
       for (int j = rank() % helpers * 4; j < padded; j += helpers * 4) {
         const uint4 k = *reinterpret_cast<const uint4*>(keys + j);
-        if (j < own) {
-          before += (k.x <= mine) + (k.y <= mine) + (k.z <= mine) + (k.w <= mine);
-        } else if (j > own) {
-          before += (k.x < mine) + (k.y < mine) + (k.z < mine) + (k.w < mine);
-        } else {
-          before += (k.x < mine || (k.x == mine && j < i)) + (k.y < mine || (k.y == mine && j + 1 < i)) +
-                    (k.z < mine || (k.z == mine && j + 2 < i)) + (k.w < mine);
-        }
+        const std::uint32_t most = j < own ? mine : mine - 1;
+        before += (k.x <= most) + (k.y <= most) + (k.z <= most) + (k.w <= most);
+      }
+      if (rank() % helpers == 0) {
+        for (int j = own; j < i; ++j) before += keys[j] == mine ? 1 : 0;
       }
     }
     for (int apart = 1; apart < helpers; apart *= 2) before += __shfl_xor_sync(kAllLanes, before, apart);
@@ -133,6 +170,9 @@ class BlockTeam {
                 low + (static_cast<unsigned long long>(middle) << 21) + (static_cast<unsigned long long>(high) << 42));
     }
   }
+  __device__ static std::int32_t next(std::int32_t* counter) {
+    return atomicAdd(counter, 1);
+  }
   __device__ static void raise(std::int32_t* to, std::int32_t value) {
     const unsigned here = __activemask();
     if (same_place(here, to)) {
@@ -163,10 +203,22 @@ class BlockTeam {
   [[nodiscard]] __device__ static std::int32_t greatest_of_lanes(std::int32_t value) {
     return __reduce_max_sync(kAllLanes, value);
   }
+  /// In three limbs of 21 bits: not negative, below 2^58.
   [[nodiscard]] __device__ static std::int64_t sum_of_lanes(std::int64_t value) {
-#pragma unroll
-    for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(kAllLanes, value, apart);
-    return value;
+    constexpr unsigned kLimb = (1U << 21) - 1;
+    const auto bits = static_cast<unsigned long long>(value);
+    const unsigned low = __reduce_add_sync(kAllLanes, static_cast<unsigned>(bits) & kLimb);
+    const unsigned middle = __reduce_add_sync(kAllLanes, static_cast<unsigned>(bits >> 21) & kLimb);
+    const unsigned high = __reduce_add_sync(kAllLanes, static_cast<unsigned>(bits >> 42));
+    return static_cast<std::int64_t>(low + (static_cast<unsigned long long>(middle) << 21) +
+                                     (static_cast<unsigned long long>(high) << 42));
+  }
+  /// Which of values 0..n-1 is least, n <= 32; the first of equals.
+  template <class Value>
+  [[nodiscard]] __device__ static int least_index(int n, Value&& value) {
+    const std::int32_t mine = lane() < n ? value(lane()) : 0x7fffffff;
+    const std::int32_t least = __reduce_min_sync(kAllLanes, mine);
+    return __ffs(static_cast<int>(__ballot_sync(kAllLanes, mine == least))) - 1;
   }
   [[nodiscard]] __device__ static std::int32_t before_of_lanes(std::int32_t value) {
     std::int32_t up_to = value;
@@ -234,24 +286,6 @@ class BlockTeam {
     __syncthreads();
     for (int i = rank(); i < n; i += kPlannerThreads) to[i] = static_cast<std::int32_t>(spare[i] & 0xffffffffU);
     __syncthreads();
-  }
-  [[nodiscard]] __device__ static std::int64_t lanes_scan(std::int64_t value) {
-#pragma unroll
-    for (int apart = 1; apart < 32; apart *= 2) {
-      const std::int64_t other = __shfl_up_sync(kAllLanes, value, apart);
-      if (lane() >= apart) value += other;
-    }
-    return value;
-  }
-  /// Of one value per member: those before this one, in its place; returns the sum of all.
-  __device__ __noinline__ static std::int64_t scan_step(std::int64_t* of_warp, std::int64_t& value) {
-    const std::int64_t up_to = lanes_scan(value);
-    if (lane() == 31) of_warp[strip()] = up_to;
-    __syncthreads();
-    const std::int64_t warps = lanes_scan(lane() < kPlannerWarps ? of_warp[lane()] : 0);
-    const std::int64_t others = __shfl_sync(kAllLanes, warps, strip() == 0 ? 0 : strip() - 1);
-    value = (strip() == 0 ? 0 : others) + up_to - value;
-    return __shfl_sync(kAllLanes, warps, kPlannerWarps - 1);
   }
 
   BlockSums* sums_;

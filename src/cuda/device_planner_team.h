@@ -3,14 +3,15 @@
 //
 //   each(n, f)         f(i) for i in [0, n), spread over the members; no barrier
 //   barrier()          what any member wrote before is seen by all behind it
-//   any, sum, greatest of one value per member; a barrier before and behind
-//   scan(n, value, put) put(i, value(0) + ... + value(i - 1)); returns the sum of all; a barrier before and behind
-//   order(keys, spare, n, to)  to[r] is the index of the r-th smallest key, equal keys in order; keys and spare, room
-//   to
+//   any, sum, greatest of one value per member, not negative; a barrier before and behind
+//   scan(n, value, put) put(i, value(0) + ... + value(i - 1)) in 32 bits; returns the sum of all; a barrier before and
+//                      behind; scan_wide: in 64 bits
+//   order(keys, spare, n, to)  to[r] is the index of the r-th smallest key, equal keys in order, none 0; keys and
+//   spare, room to
 //                      work in, hold a power of two; a barrier before and behind
 //   add, add_two, raise, lower, claim  atomic; their results do not depend on the order of members
 //   strips             bundles of kLanes members that work in step: num_strips(), strip(), lane(), *_of_lanes,
-//                      lanes_barrier()
+//                      lanes_barrier(), least_index(n, value): the first of the least of 0..n-1
 //
 // A *grid* is several teams that run the same steps, each for some of the requests, and meet in sync().
 #pragma once
@@ -53,7 +54,12 @@ class LoneTeam {
   [[nodiscard]] static std::int64_t sum(std::int64_t value) { return value; }
   [[nodiscard]] static std::int32_t greatest(std::int32_t value) { return value; }
   template <class Value, class Put>
-  static std::int64_t scan(int n, Value&& value, Put&& put) {
+  static std::int32_t scan(int n, Value&& value, Put&& put) {
+    return static_cast<std::int32_t>(
+        scan_wide(n, value, [&](int i, std::int64_t before) { put(i, static_cast<std::int32_t>(before)); }));
+  }
+  template <class Value, class Put>
+  static std::int64_t scan_wide(int n, Value&& value, Put&& put) {
     std::int64_t total = 0;
     for (int i = 0; i < n; ++i) {
       const std::int64_t v = value(i);
@@ -76,6 +82,8 @@ class LoneTeam {
     add(a + at, value_a);
     add(b + at, value_b);
   }
+  /// A number of its own for each caller, from *counter on.
+  static std::int32_t next(std::int32_t* counter) { return (*counter)++; }
   static void raise(std::int32_t* to, std::int32_t value) { *to = std::max(*to, value); }
   static void lower(std::int32_t* to, std::int32_t value) { *to = std::min(*to, value); }
   /// Puts `value` in place of `free`; returns what was there.
@@ -90,6 +98,14 @@ class LoneTeam {
   [[nodiscard]] static std::int64_t sum_of_lanes(std::int64_t value) { return value; }
   /// Sum of the lanes before this one.
   [[nodiscard]] static std::int32_t before_of_lanes(std::int32_t /*value*/) { return 0; }
+  template <class Value>
+  [[nodiscard]] static int least_index(int n, Value&& value) {
+    int least = 0;
+    for (int i = 1; i < n; ++i) {
+      if (value(i) < value(least)) least = i;
+    }
+    return least;
+  }
   [[nodiscard]] static bool any_of_lanes(bool value) { return value; }
   static void lanes_barrier() {}
   /// What is at `from`, the same for all lanes, while others may write it.

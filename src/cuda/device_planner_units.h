@@ -14,6 +14,7 @@ inline constexpr std::int32_t kLeastPartShift = 7;  ///< parts of at least 128 t
 inline constexpr std::int32_t kMostParts = 0x7fff;
 inline constexpr int kCostBits = 26;  ///< of all costs together, scaled
 inline constexpr std::int32_t kNoLimit = 0x7fffffff;
+inline constexpr int kFinest = 4;  ///< the candidate of the shortest parts
 
 struct Unit {
   std::int32_t first_row;  ///< in order of position
@@ -130,34 +131,69 @@ HEADWATER_ON_TEAM Unit unit_at(const detail::CostModel& cost, const PlannerInput
   return unit;
 }
 
-template <class Scratch>
-HEADWATER_ON_TEAM std::int32_t num_piece_tiles(const detail::CostModel& cost, const PlannerInput& in, const Scratch& s,
-                                               const UnitList& list, std::int32_t u) {
-  const std::int32_t piece = s.units.piece[u];
-  if (piece < 0 && in.qo_indptr == nullptr) return 1;
-  return cost.num_tiles(piece >= 0 ? node_rows(s, piece) : own_part(in, s, list, -1 - piece).num_rows);
-}
-
-/// Fills first, piece and tile; num_units < 0: there is no room for so many.
+/// Fills the units with their costs; num_units < 0: there is no room for so many. Returns the sum of costs in
+/// picoseconds.
 template <class Team, class Scratch>
-HEADWATER_ON_TEAM void list_units(const Team& team, const detail::CostModel& cost, const PlannerInput& in, Scratch& s,
-                                  UnitList& list) {
+HEADWATER_ON_TEAM std::int64_t list_units(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
+                                          Scratch& s, UnitList& list) {
   const std::int32_t nodes = list.num_nodes;
-  const auto count = [&](int x) {
-    return x < nodes ? units_of_node(cost, s, x) : units_of_request(cost, in, s, list, x - nodes);
-  };
-  const std::int64_t total = team.scan(nodes + in.num_requests, count, [&](int x, std::int64_t before) {
-    const auto first = static_cast<std::int32_t>(before);
-    s.units.first[x] = first;
-    const std::int32_t end = detail::lesser(first + count(x), in.max_units);
-    HEADWATER_ROLLED
-    for (std::int32_t u = first; u < end; ++u) {
-      s.units.piece[u] = x < nodes ? x : -1 - (x - nodes);
-      // A node's second unit is its last tile.
-      s.units.tile[u] = x < nodes && u > first ? tiles_of(cost, node_rows(s, x)).full : u - first;
-    }
-  });
-  list.num_units = total <= in.max_units ? static_cast<std::int32_t>(total) : -1;
+  const std::int32_t grain = detail::greater(kLeastPartShift, in.page_shift);
+  std::int64_t mine = 0;
+  const std::int32_t total = team.scan(
+      nodes + in.num_requests,
+      [&](int x) { return x < nodes ? units_of_node(cost, s, x) : units_of_request(cost, in, s, list, x - nodes); },
+      [&](int x, std::int32_t first) {
+        s.units.first[x] = first;
+        const bool node = x < nodes;
+        if (node && s.node_run[x] < 0) return;
+        // A node has full tiles and a last one, a request any number of tiles, each for itself.
+        OwnPart part{};
+        NodeTiles tiles{};
+        std::int32_t num_tiles = 1;
+        if (node) {
+          if (s.node_depth[x] >= kMaxDepth) return;
+          tiles = tiles_of(cost, node_rows(s, x));
+          num_tiles = tiles.full + (tiles.rest > 0 ? 1 : 0);
+        } else {
+          part = own_part(in, s, list, x - nodes);
+          const std::int32_t per_tile = tile_of(cost, part.num_rows);
+          if (part.num_rows > per_tile) num_tiles = (part.num_rows + per_tile - 1) / per_tile;
+          if (part.num_rows == 0) num_tiles = 0;
+          tiles = {per_tile, num_tiles, 0};
+        }
+        std::int64_t read = cost.read_ps(1);
+        if (num_tiles > 1) {
+          read = (read + (num_tiles - 1) * cost.reread_ps(1, cost.chunk_tokens())) / num_tiles;
+        }
+        HEADWATER_ROLLED
+        for (std::int32_t tile = 0, u = first; tile < num_tiles && u < in.max_units; ++u) {
+          std::int32_t rows = tiles.per_tile;
+          std::int32_t tokens = 0;
+          s.units.tile[u] = tile;
+          if (node) {
+            rows = tile < tiles.full ? tiles.per_tile : tiles.rest;
+            tokens = s.node_cut[x] - s.node_run[x];
+            s.units.tiles[u] = tile < tiles.full ? tiles.full : 1;
+          } else {
+            rows = detail::lesser(rows, part.num_rows - tile * tiles.per_tile);
+            tokens = s.length[x - nodes] - part.begin;
+            // A causal row sees no more than itself.
+            if (in.causal) tokens -= part.num_rows - tile * tiles.per_tile - rows;
+            s.units.tiles[u] = 1;
+          }
+          const bool shared = node || part.begin > 0;
+          const std::int64_t ps =
+              tokens * read + cost.compute_ps(tokens, rows) + cost.item_ps(rows) + cost.partial_ps(shared ? rows : 0);
+          s.units.piece[u] = node ? x : -1 - (x - nodes);
+          s.units.ps[u] = ps;
+          s.units.most[u] = detail::lesser(kMostParts, detail::greater(1, tokens >> grain));
+          s.units.rows[u] = shared ? -rows : rows;
+          mine += ps * s.units.tiles[u];
+          tile += s.units.tiles[u];
+        }
+      });
+  list.num_units = total <= in.max_units ? total : -1;
+  return team.sum(mine);
 }
 
 /// A part's share of a unit's cost, scaled.
@@ -187,36 +223,6 @@ HEADWATER_ON_TEAM inline std::int32_t cost_class(std::int32_t cost) {
   return 8 * e + static_cast<std::int32_t>((e >= 3 ? c >> (e - 3) : c << (3 - e)) & 7U);
 }
 
-/// Costs of all units; sets the scale. Returns their sum in picoseconds.
-template <class Team, class Scratch>
-HEADWATER_ON_TEAM std::int64_t cost_units(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
-                                          Scratch& s, UnitList& list) {
-  const std::int32_t grain = detail::greater(kLeastPartShift, in.page_shift);
-  std::int64_t mine = 0;
-  team.each(list.num_units, [&](int u) {
-    const Unit unit = unit_at(cost, in, s, list, u);
-    const std::int32_t tiles = num_piece_tiles(cost, in, s, list, u);
-    const std::int32_t tokens = unit.end - unit.begin;
-    const std::int64_t read =
-        tiles == 1 ? cost.read_ps(1) : (cost.read_ps(1) + (tiles - 1) * cost.reread_ps(1, cost.chunk_tokens())) / tiles;
-    s.units.ps[u] = tokens * read + cost.compute_ps(tokens, unit.num_rows) + cost.item_ps(unit.num_rows) +
-                    cost.partial_ps(unit.shared ? unit.num_rows : 0);
-    s.units.most[u] = detail::lesser(kMostParts, detail::greater(1, tokens >> grain));
-    s.units.rows[u] = unit.shared ? -unit.num_rows : unit.num_rows;
-    s.units.tiles[u] = unit.num_tiles;
-    mine += s.units.ps[u] * unit.num_tiles;
-  });
-  const std::int64_t sum = team.sum(mine);
-  list.shift = detail::greater(0, detail::top_bit(static_cast<unsigned long long>(sum) | 1U) + 1 - kCostBits);
-  team.each(list.num_units, [&](int u) {
-    const std::int32_t rows = s.units.rows[u] < 0 ? -s.units.rows[u] : s.units.rows[u];
-    const std::int64_t extra = cost.item_ps(rows) + cost.partial_ps(rows);
-    s.units.cost[u] = static_cast<std::int32_t>(detail::greater<std::int64_t>(1, s.units.ps[u] >> list.shift));
-    s.units.extra[u] = static_cast<std::int32_t>(detail::lesser<std::int64_t>(kNoLimit, extra >> list.shift));
-  });
-  return sum;
-}
-
 /// Part sizes to be weighed, in order of preference. A quarter of a worker's share leaves room for workers that turn
 /// out slower; sizes a little above a share can save a second wave of short items.
 HEADWATER_ON_TEAM inline std::int32_t candidate_limit(int c, std::int64_t ideal) {
@@ -236,7 +242,7 @@ HEADWATER_ON_TEAM inline std::int32_t candidate_limit(int c, std::int64_t ideal)
 /// What part size c gives, by one strip of a team.
 template <class Team, class Scratch>
 HEADWATER_ON_TEAM void weigh_candidate(const Team& team, const detail::CostModel& cost, Scratch& s,
-                                       const UnitList& list, int c, std::int32_t limit) {
+                                       const SmallUnits& small, int c, std::int32_t limit) {
   constexpr int kLanes = Team::kLanes;
   std::int32_t* counts = s.units.counts[c];
   std::int32_t* costs = s.units.costs[c];
@@ -247,7 +253,8 @@ HEADWATER_ON_TEAM void weigh_candidate(const Team& team, const detail::CostModel
   std::int64_t partials = 0;
   std::int32_t longest = 0;
   HEADWATER_ROLLED
-  for (int u = team.lane(); u < list.num_units; u += kLanes) {
+  for (int k = team.lane(); k < s.units.num_large; k += kLanes) {
+    const std::int32_t u = s.units.ranked[k];
     const std::int32_t parts = parts_for(s, u, limit);
     const std::int32_t each = part_cost(s, u, parts);
     const std::int32_t mine = parts * s.units.tiles[u];
@@ -278,9 +285,9 @@ HEADWATER_ON_TEAM void weigh_candidate(const Team& team, const detail::CostModel
                                                                                          std::uint64_t{kNoLimit})));
   }
   time = team.greatest_of_lanes(time);
-  total = team.sum_of_lanes(total);
-  items = team.sum_of_lanes(items);
-  partials = team.sum_of_lanes(partials);
+  total = small.total + team.sum_of_lanes(total);
+  items = small.items + team.sum_of_lanes(items);
+  partials = small.partials + team.sum_of_lanes(partials);
   if (team.lane() != 0) return;
   const auto capped = [](std::int64_t n) {
     return static_cast<std::int32_t>(detail::lesser<std::int64_t>(n, kNoLimit));
@@ -293,27 +300,52 @@ HEADWATER_ON_TEAM void weigh_candidate(const Team& team, const detail::CostModel
 template <class Team, class Scratch>
 HEADWATER_ON_TEAM void balance(const Team& team, const detail::CostModel& cost, const PlannerInput& in, Scratch& s,
                                UnitList& list, std::int64_t sum_ps, std::int64_t saved_ps) {
+  list.shift = detail::greater(0, detail::top_bit(static_cast<unsigned long long>(sum_ps) | 1U) + 1 - kCostBits);
   const auto scaled = static_cast<std::uint32_t>(sum_ps >> list.shift);
   const auto ideal =
       detail::greater(1, static_cast<std::int32_t>(scaled / static_cast<std::uint32_t>(cost.num_workers())));
+  const std::int32_t least = candidate_limit(kFinest, ideal);
+  if (team.rank() == 0) s.units.num_large = 0;
   team.barrier();
+  // Units that no part size cuts are summed up once.
+  std::int64_t total = 0;
+  std::int64_t items_and_partials = 0;
+  team.each(list.num_units, [&](int u) {
+    const std::int32_t rows = s.units.rows[u] < 0 ? -s.units.rows[u] : s.units.rows[u];
+    const std::int64_t extra = cost.item_ps(rows) + cost.partial_ps(rows);
+    const auto one = static_cast<std::int32_t>(detail::greater<std::int64_t>(1, s.units.ps[u] >> list.shift));
+    s.units.cost[u] = one;
+    s.units.extra[u] = static_cast<std::int32_t>(detail::lesser<std::int64_t>(kNoLimit, extra >> list.shift));
+    if (one > least) {
+      s.units.ranked[team.next(&s.units.num_large)] = u;
+      return;
+    }
+    const std::int32_t tiles = s.units.tiles[u];
+    total += std::int64_t{one} * tiles;
+    items_and_partials += std::int64_t{tiles} << 32 | (s.units.rows[u] < 0 ? tiles * rows : 0);
+  });
+  total = team.sum(total);
+  items_and_partials = team.sum(items_and_partials);
+  const SmallUnits small{total, static_cast<std::int32_t>(items_and_partials >> 32),
+                         static_cast<std::int32_t>(items_and_partials & 0xffffffff)};
   HEADWATER_ROLLED
   for (int c = team.strip(); c < kCandidates; c += team.num_strips()) {
-    weigh_candidate(team, cost, s, list, c, candidate_limit(c, ideal));
+    weigh_candidate(team, cost, s, small, c, candidate_limit(c, ideal));
   }
   team.barrier();
-  list.fits = false;
-  std::int32_t best = 0;
-  HEADWATER_ROLLED
-  for (int c = 0; c < kCandidates; ++c) {
+  // The first one that fits, or the best, if that gains 2 %.
+  const auto time_of = [&](int c) {
     const Candidate& candidate = s.units.candidates[c];
-    if (candidate.items > in.max_items || candidate.partials > in.max_partials) continue;
-    if (list.fits && (best <= ideal + ideal / 32 || candidate.time >= best - best / 50)) continue;
-    list.fits = true;
-    best = candidate.time;
-    list.limit = candidate_limit(c, ideal);
-  }
+    return candidate.items > in.max_items || candidate.partials > in.max_partials ? kNoLimit : candidate.time;
+  };
+  const int first = team.least_index(kCandidates, [&](int c) { return time_of(c) == kNoLimit ? 1 : 0; });
+  const int fastest = team.least_index(kCandidates, time_of);
+  std::int32_t best = time_of(first);
+  list.fits = best != kNoLimit;
   if (!list.fits) return;
+  const bool better = best > ideal + ideal / 32 && time_of(fastest) < best - best / 50;
+  list.limit = candidate_limit(better ? fastest : first, ideal);
+  if (better) best = time_of(fastest);
   bool cut = false;
   team.each(list.num_units, [&](int u) {
     const std::int32_t parts = parts_for(s, u, list.limit);
@@ -323,8 +355,8 @@ HEADWATER_ON_TEAM void balance(const Team& team, const detail::CostModel& cost, 
   });
   const bool merges = team.any(cut);
   const std::int64_t work = std::int64_t{best} << list.shift;
-  list.predicted_ps =
-      detail::greater<std::int64_t>(0, work - saved_ps / cost.num_workers()) + cost.launch_ps() * (merges ? 2 : 1);
+  const std::int64_t saved = saved_ps == 0 ? 0 : saved_ps / cost.num_workers();  // seldom: a slow division
+  list.predicted_ps = detail::greater<std::int64_t>(0, work - saved) + cost.launch_ps() * (merges ? 2 : 1);
 }
 
 /// Units and parts of the cut in force, or, with num_nodes = 0, of none.
@@ -333,13 +365,12 @@ HEADWATER_ON_TEAM UnitList make_units(const Team& team, const detail::CostModel&
                                       Scratch& s, std::int32_t num_nodes, std::int64_t saved_ps) {
   UnitList list;
   list.num_nodes = num_nodes;
-  list_units(team, cost, in, s, list);
+  const std::int64_t sum = list_units(team, cost, in, s, list);
   if (list.num_units < 0) return list;
   if (list.num_units == 0) {
     list.fits = true;
     return list;
   }
-  const std::int64_t sum = cost_units(team, cost, in, s, list);
   balance(team, cost, in, s, list, sum, saved_ps);
   return list;
 }

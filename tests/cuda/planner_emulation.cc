@@ -119,7 +119,12 @@ class ThreadTeam {
   }
   /// Each thread takes a stretch.
   template <class Value, class Put>
-  std::int64_t scan(int n, Value&& value, Put&& put) const {
+  std::int32_t scan(int n, Value&& value, Put&& put) const {
+    return static_cast<std::int32_t>(
+        scan_wide(n, value, [&](int i, std::int64_t before) { put(i, static_cast<std::int32_t>(before)); }));
+  }
+  template <class Value, class Put>
+  std::int64_t scan_wide(int n, Value&& value, Put&& put) const {
     barrier();
     const int begin = static_cast<int>(std::int64_t{n} * rank_ / size_);
     const int end = static_cast<int>(std::int64_t{n} * (rank_ + 1) / size_);
@@ -134,8 +139,9 @@ class ThreadTeam {
     std::int64_t before = 0;
     std::int64_t all = 0;
     for (int t = 0; t < size_; ++t) {
-      if (t < rank_) before += block_->values[sz(t)];
-      all += block_->values[sz(t)];
+      const auto part = block_->values[sz(t)];
+      if (t < rank_) before += part;
+      all += part;
     }
     for (int i = begin; i < end; ++i) {
       put(i, before);
@@ -157,6 +163,7 @@ class ThreadTeam {
     add(a + at, value_a);
     add(b + at, value_b);
   }
+  static std::int32_t next(std::int32_t* counter) { return std::atomic_ref<std::int32_t>(*counter)++; }
   static void raise(std::int32_t* to, std::int32_t value) {
     const std::atomic_ref<std::int32_t> place(*to);
     for (std::int32_t old = place; old < value && !place.compare_exchange_weak(old, value);) {
@@ -175,6 +182,10 @@ class ThreadTeam {
   [[nodiscard]] static std::int32_t greatest_of_lanes(std::int32_t value) { return value; }
   [[nodiscard]] static std::int64_t sum_of_lanes(std::int64_t value) { return value; }
   [[nodiscard]] static std::int32_t before_of_lanes(std::int32_t /*value*/) { return 0; }
+  template <class Value>
+  [[nodiscard]] static int least_index(int n, Value&& value) {
+    return cuda::LoneTeam::least_index(n, value);
+  }
   [[nodiscard]] static bool any_of_lanes(bool value) { return value; }
   static void lanes_barrier() {}
   [[nodiscard]] static std::int32_t peek_of_lanes(std::int32_t* from) { return std::atomic_ref<std::int32_t>(*from); }
