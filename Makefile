@@ -30,7 +30,7 @@ test: build  ## build and run every test
 test-cuda:  ## build the CUDA back end (a named subset of its kernels), run its tests; without a GPU most of them skip
 	@tools/install_deps.sh build cuda
 	cmake --preset cuda -DCMAKE_CUDA_COMPILER="$$(tools/find_nvcc.sh)" $(CMAKE_FLAGS)
-	cmake --build --preset cuda -j $(JOBS) --target $(CUDA_TESTS) cuda_cells
+	cmake --build --preset cuda -j $(JOBS) --target $(CUDA_TESTS) headwater_cli
 	ctest --preset cuda
 
 bench: build  ## the layer benchmark at its defaults

@@ -74,40 +74,6 @@ class Calls {
   std::vector<Call> calls_;
 };
 
-struct Line {
-  double base = 0;
-  double slope = 0;
-};
-
-/// Least squares of the relative error.
-Line fit(const std::vector<std::pair<double, double>>& points) {
-  double sw = 0;
-  double sx = 0;
-  double sy = 0;
-  double sxx = 0;
-  double sxy = 0;
-  for (const auto& [x, y] : points) {
-    const double w = 1 / (y * y);
-    sw += w;
-    sx += w * x;
-    sy += w * y;
-    sxx += w * x * x;
-    sxy += w * x * y;
-  }
-  Line line;
-  line.slope = (sw * sxy - sx * sy) / (sw * sxx - sx * sx);
-  line.base = (sy - line.slope * sx) / sw;
-  return line;
-}
-
-std::int64_t picoseconds(double seconds, double least = 1) {
-  return static_cast<std::int64_t>(std::llround(std::max(seconds * 1e12, least)));
-}
-
-double in_seconds(std::int64_t ps) {
-  return static_cast<double>(ps) * 1e-12;
-}
-
 /// Products of one key and KV head with a number of stacked rows, in cache, on one thread: a long request less a short.
 class ProductCalls {
  public:
@@ -131,7 +97,7 @@ class ProductCalls {
     if (rows > 0) out.few_row_ps = picoseconds(seconds / rows);
     std::vector<std::pair<double, double>> points;
     for (const Pair& pair : many_) points.emplace_back(pair.rows, per_key(pair));
-    const Line line = fit(points);
+    const Line line = fit_line(points);
     out.many_row_ps = picoseconds(line.slope);
     out.many_base_ps = picoseconds(line.base, 0);
   }
@@ -249,7 +215,7 @@ DeviceModel calibrate(Executor& executor, Isa isa, const std::function<void(doub
   const auto line_of = [&](const std::vector<std::pair<int, std::size_t>>& numbered) {
     std::vector<std::pair<double, double>> points;
     for (const auto& [count, call] : numbered) points.emplace_back(count, calls.seconds(call));
-    return fit(points);
+    return fit_line(points);
   };
   // The products of one page's keys with one request's row, and with another row in an item of many.
   const double keys = static_cast<double>(kPage) * shape.num_kv_heads;

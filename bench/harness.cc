@@ -6,20 +6,11 @@
 #include <algorithm>
 #include <numeric>
 
+#include "bench/probe.h"
 #include "bench/reference.h"
-#include "bench/step.h"
 
 namespace headwater::bench {
 namespace {
-
-PlanOptions options_for(const BenchConfig& config, Policy policy, int threads) {
-  PlanOptions options = config.plan;
-  options.policy = policy;
-  if (policy == Policy::flat) options.cascade = CascadeSwitch::automatic;  // `on` would make it something else
-  options.batch_invariant = config.batch_invariant;
-  options.num_workers = threads;
-  return options;
-}
 
 /// Shortest of a few runs, in microseconds; at most about `budget` seconds.
 template <typename Task>
@@ -56,13 +47,13 @@ void summarise(const Samples& samples, int steps, ArmResult& arm) {
   arm.times_limit = median(ratios);
 }
 
-/// Holds what a step wrote against the reference. Throws Error(internal) where it is off.
-void prove(const std::string& name, const PagedForest& paged, const KvCache& cache, Step& step,
-           const BenchConfig& config, ArmResult& arm) {
-  const RowsView out = step.out();
+/// Holds what a call wrote against the reference. Throws Error(internal) where it is off.
+void prove(const std::string& name, const PagedForest& paged, const Checked& checked, const BenchConfig& config,
+           ArmResult& arm) {
+  const RowsView& out = checked.out;
   const ErrorSample error =
-      compare_with_reference(config.shape, paged, cache, step.query(),
-                             {out.data, out.dtype, out.row_stride, out.head_stride}, step.lse(), config.error_rows);
+      compare_with_reference(config.shape, paged, *checked.kv, checked.q,
+                             {out.data, out.dtype, out.row_stride, out.head_stride}, checked.lse, config.error_rows);
   arm.max_rel_error = error.max_rel_error;
   arm.max_lse_error = error.max_lse_error;
   const double bound = tolerance(config.shape);
@@ -88,73 +79,91 @@ BenchConfig configured_for(const Workload& workload, BenchConfig config) {
   return config;
 }
 
-Harness::Harness(Executor& executor, Isa isa, std::function<void(double)> progress)
-    : executor_(executor), isa_(isa), probe_(executor, isa), progress_(std::move(progress)) {}
+Harness::Harness(std::unique_ptr<Processor> processor, std::function<void(double)> progress)
+    : processor_(std::move(processor)), progress_(std::move(progress)) {}
+
+PlanOptions Harness::options_for(const BenchConfig& config, Policy policy) const {
+  PlanOptions options = config.plan;
+  options.policy = policy;
+  if (policy == Policy::flat) options.cascade = CascadeSwitch::automatic;  // `on` would make it something else
+  options.batch_invariant = config.batch_invariant;
+  options.num_workers = processor_->plan_workers();
+  return options;
+}
+
+std::unique_ptr<KvMemory> Harness::make_kv(std::int64_t num_pages, const BenchConfig& config) {
+  return processor_->make_kv(config.shape, num_pages, config.page_size, config.layout, config.mla, config.cold_bytes);
+}
 
 CellResult Harness::run(const Workload& workload, const BenchConfig& requested) {
   const BenchConfig config = configured_for(workload, requested);
   const PagedForest paged = make_paged(workload.forest, config.page_size, config.seed, workload.shuffled);
-  ColdKv kv(config.shape, paged.pool->num_pages(), config.page_size, config.layout, config.mla, config.cold_bytes);
-  return measure(workload.name, paged, kv, config);
+  const std::unique_ptr<KvMemory> kv = make_kv(paged.pool->num_pages(), config);
+  return measure(workload.name, paged, *kv, config);
 }
 
-CellResult Harness::measure(const std::string& name, const PagedForest& paged, ColdKv& kv, const BenchConfig& config) {
+CellResult Harness::measure(const std::string& name, const PagedForest& paged, KvMemory& kv,
+                            const BenchConfig& config) {
   const AttentionShape& shape = config.shape;
-  Planner planner(config.model);
-  std::vector<Step> steps;
+  Planner planner(processor_->model_for(shape, config.model));
+  Arms arms;
   std::vector<std::string> bytes;  // of each plan
   CellResult cell;
   for (const Policy policy : config.policies) {
-    const PlanOptions options = options_for(config, policy, threads());
-    Step& step = steps.emplace_back(planner, shape, paged, options, isa_);
-    ArmResult& arm = cell.arms.emplace_back();
-    arm.policy = policy;
-    arm.stats = step.plan().stats();
-    arm.isa = isa_;
-    arm.plan_us = shortest_us([&] { (void)planner.plan(shape, paged.batch(), options); });
-    arm.plan_warm_us = shortest_us([&] { planner.update(step.plan(), paged.batch()); });
-    bytes.push_back(step.plan().serialize());
-    arm.same_plan_as = static_cast<std::size_t>(std::ranges::find(bytes, bytes.back()) - bytes.begin());
+    const PlanOptions options = options_for(config, policy);
+    Arm& arm = *arms.emplace_back(processor_->make_arm(planner, shape, paged, options, kv));
+    ArmResult& result = cell.arms.emplace_back();
+    result.policy = policy;
+    result.stats = arm.plan().stats();
+    result.plan_us = shortest_us([&] { (void)planner.plan(shape, paged.batch(), options); });
+    result.plan_warm_us = shortest_us([&] { planner.update(arm.plan(), paged.batch()); });
+    result.upload_us = arm.upload();
+    for (int i = 0; i < 20 && result.upload_us > 0; ++i) result.upload_us = std::min(result.upload_us, arm.upload());
+    result.upload_us *= 1e6;
+    bytes.push_back(arm.plan().serialize());
+    result.same_plan_as = static_cast<std::size_t>(std::ranges::find(bytes, bytes.back()) - bytes.begin());
   }
   cell.workload = name;
   cell.shape = shape;
   cell.layout = config.layout;
   cell.page_size = config.page_size;
   cell.batch = static_cast<std::int64_t>(paged.qo_indptr.size()) - 1;
-  cell.threads = threads();
+  cell.device = processor_->device();
+  cell.isa = processor_->isa();
+  cell.threads = processor_->num_workers();
   cell.batch_invariant = config.batch_invariant;
   cell.kv_aliased = kv.aliased();
-  cell.peak_gflops = probe_.peak_gflops(shape.q_dtype, shape.kv_dtype);
+  cell.peak_gflops = processor_->peak_gflops(shape.q_dtype, shape.kv_dtype);
 
-  const KvCache& checked = kv.next();  // one and the same copy for all
-  for (std::size_t a = 0; a < steps.size(); ++a) {
-    ArmResult& arm = cell.arms[a];
-    steps[a].poison();
-    steps[a].run(checked, executor_);
-    arm.bits_equal_first = steps[a].same_bits(steps.front());
-    if (config.error_rows > 0) prove(name, paged, checked, steps[a], config, arm);
+  Checked first;
+  for (std::size_t a = 0; a < arms.size(); ++a) {
+    const Checked checked = arms[a]->check();
+    if (a == 0) first = checked;
+    cell.arms[a].bits_equal_first = std::ranges::equal(checked.out_bytes, first.out_bytes) &&
+                                    std::ranges::equal(checked.lse_bytes, first.lse_bytes);
+    if (config.error_rows > 0) prove(name, paged, checked, config, cell.arms[a]);
   }
-  take_samples(steps, kv, config, cell);
+  take_samples(arms, config, cell);
   return cell;
 }
 
-void Harness::take_samples(std::vector<Step>& steps, ColdKv& kv, const BenchConfig& config, CellResult& cell) {
+void Harness::take_samples(Arms& arms, const BenchConfig& config, CellResult& cell) {
   for (int i = 0; i < config.warmup; ++i) {
-    for (Step& step : steps) step.run(kv.next(), executor_);
+    for (const auto& arm : arms) arm->run();
   }
-  std::vector<Samples> samples(steps.size());
+  std::vector<Samples> samples(arms.size());
   std::vector<double> rates;
-  std::vector<double> us(steps.size());
+  std::vector<double> us(arms.size());
   const int wanted = std::max(config.steps * config.reps, config.min_samples);
   const int least = std::max(6, config.min_samples);
   const double end = now() + config.cell_seconds;
-  MachineProbe::Sample before = probe_.sample();
+  Processor::Sample before = processor_->sample();
   for (int round = 0; cell.samples < wanted && (now() < end || cell.samples < least); ++round) {
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-      const std::size_t a = (i + static_cast<std::size_t>(round)) % steps.size();  // every arm goes first in turn
-      us[a] = steps[a].run(kv.next(), executor_) * 1e6;
+    for (std::size_t i = 0; i < arms.size(); ++i) {
+      const std::size_t a = (i + static_cast<std::size_t>(round)) % arms.size();  // every arm goes first in turn
+      us[a] = arms[a]->run() * 1e6;
     }
-    const MachineProbe::Sample after = probe_.sample();
+    const Processor::Sample after = processor_->sample();
     const bool keep = !before.throttled && !after.throttled;
     const double rate = (before.read_gbs + after.read_gbs) / 2;
     before = after;
@@ -165,7 +174,7 @@ void Harness::take_samples(std::vector<Step>& steps, ColdKv& kv, const BenchConf
     cell.throttled_kept += keep ? 0 : 1;
     ++cell.samples;
     rates.push_back(rate);
-    for (std::size_t a = 0; a < steps.size(); ++a) {
+    for (std::size_t a = 0; a < arms.size(); ++a) {
       const PlanStats& stats = cell.arms[a].stats;
       samples[a].us.push_back(us[a]);
       samples[a].limit_us.push_back(std::max(static_cast<double>(stats.kv_bytes_unique) / rate / 1e3,
@@ -174,10 +183,16 @@ void Harness::take_samples(std::vector<Step>& steps, ColdKv& kv, const BenchConf
     if (progress_) progress_(static_cast<double>(cell.samples) / wanted);
   }
   cell.read_gbs = median(rates);
-  for (std::size_t a = 0; a < steps.size(); ++a) {
-    summarise(samples[a], config.steps, cell.arms[a]);
-    cell.arms[a].samples_us = samples[a].us;
-    cell.arms[a].speedup = pair_ratio(samples.front().us, samples[a].us);
+  for (std::size_t a = 0; a < arms.size(); ++a) {
+    ArmResult& result = cell.arms[a];
+    summarise(samples[a], config.steps, result);
+    result.samples_us = samples[a].us;
+    result.speedup = pair_ratio(samples.front().us, samples[a].us);
+    result.bytes_limit_us = static_cast<double>(result.stats.kv_bytes_unique) / cell.read_gbs / 1e3;
+    result.flops_limit_us = static_cast<double>(result.stats.flops) / cell.peak_gflops / 1e3;
+    std::vector<double> warm;
+    while (warm.size() < 11 && (warm.empty() || warm.back() > 0)) warm.push_back(arms[a]->run_warm() * 1e6);
+    result.warm_us = median(warm);
   }
 }
 
@@ -191,28 +206,28 @@ OverheadResult Harness::overhead(const Workload& workload, const BenchConfig& re
     apart.nodes.push_back({-1, path[static_cast<std::size_t>(request.node)]});
   }
   const PagedForest paged = make_paged(apart, config.page_size, config.seed);
-  Planner planner(config.model);
-  PlanOptions off = options_for(config, Policy::flat, threads());
+  Planner planner(processor_->model_for(config.shape, config.model));
+  PlanOptions off = options_for(config, Policy::flat);
   off.cascade = CascadeSwitch::off;
-  const PlanOptions detect = options_for(config, Policy::automatic, threads());
-  Step flat(planner, config.shape, paged, off, isa_);
-  Step planned(planner, config.shape, paged, detect, isa_);
-  ColdKv kv(config.shape, paged.pool->num_pages(), config.page_size, config.layout, config.mla, config.cold_bytes);
+  const PlanOptions detect = options_for(config, Policy::automatic);
+  const std::unique_ptr<KvMemory> kv = make_kv(paged.pool->num_pages(), config);
+  const std::unique_ptr<Arm> flat = processor_->make_arm(planner, config.shape, paged, off, *kv);
+  const std::unique_ptr<Arm> planned = processor_->make_arm(planner, config.shape, paged, detect, *kv);
 
   OverheadResult result;
   result.workload = workload.name;
   result.batch = static_cast<std::int64_t>(apart.requests.size());
-  result.same_plan = flat.plan().serialize() == planned.plan().serialize();
+  result.same_plan = flat->plan().serialize() == planned->plan().serialize();
   result.plan_cold_us = shortest_us([&] { (void)planner.plan(config.shape, paged.batch(), detect); });
   std::vector<double> without;
   std::vector<double> with;
   std::vector<double> planning;
   const auto run_planned = [&] {
     const double start = now();
-    planner.update(planned.plan(), paged.batch());
+    planner.update(planned->plan(), paged.batch());
     const double seconds = now() - start;
     planning.push_back(seconds * 1e6);
-    return (seconds + planned.run(kv.next(), executor_)) * 1e6;
+    return (seconds + planned->upload() + planned->run()) * 1e6;
   };
   const int pairs = std::max(30, config.steps * config.reps / 2);
   const double end = now() + config.cell_seconds;
@@ -220,11 +235,11 @@ OverheadResult Harness::overhead(const Workload& workload, const BenchConfig& re
     double first = 0;
     double second = 0;
     if (i % 2 == 0) {
-      first = flat.run(kv.next(), executor_) * 1e6;
+      first = flat->run() * 1e6;
       second = run_planned();
     } else {
       second = run_planned();
-      first = flat.run(kv.next(), executor_) * 1e6;
+      first = flat->run() * 1e6;
     }
     without.push_back(first);
     with.push_back(second);

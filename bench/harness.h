@@ -8,12 +8,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "bench/paged.h"
-#include "bench/probe.h"
+#include "bench/processor.h"
 #include "bench/stats.h"
 #include "bench/workloads.h"
 #include "headwater/headwater.h"
@@ -43,7 +44,6 @@ struct BenchConfig {
 struct ArmResult {
   Policy policy = Policy::flat;
   PlanStats stats;
-  Isa isa = Isa::scalar;
   double median_us = 0;
   double min_us = 0;
   double max_us = 0;
@@ -51,7 +51,11 @@ struct ArmResult {
   std::vector<double> samples_us;  ///< sample i of every arm belongs to round i: pairs
   double plan_us = 0;              ///< from nothing
   double plan_warm_us = 0;         ///< update without changes given: the tables are compared
+  double upload_us = 0;            ///< bringing the plan to the device; 0 on the CPU
+  double warm_us = 0;              ///< median on KV that is still in the device's cache; 0 on the CPU: not measured
   double limit_us = 0;             ///< median over samples
+  double bytes_limit_us = 0;       ///< what of it the distinct bytes alone take; the products take ...
+  double flops_limit_us = 0;       ///< ... this
   double times_limit = 0;          ///< median of sample / its own limit
   Interval speedup;                ///< first arm's time / this arm's, pair by pair
   std::size_t same_plan_as = 0;    ///< the first arm whose plan equals this one's byte for byte; its own index if none
@@ -67,7 +71,9 @@ struct CellResult {
   Layout layout = Layout::hnd;
   int page_size = 16;
   std::int64_t batch = 0;
-  int threads = 1;
+  std::string device = "cpu";
+  std::string isa;
+  int threads = 1;  ///< multiprocessors of a CUDA device
   bool batch_invariant = false;
   bool kv_aliased = false;
   double read_gbs = 0;  ///< median of the probes around the samples
@@ -93,29 +99,28 @@ struct OverheadResult {
   }
 };
 
-class Step;
-
 class Harness {
  public:
   /// `progress`, if given, is told the fraction of the current cell.
-  Harness(Executor& executor, Isa isa, std::function<void(double)> progress = {});
+  explicit Harness(std::unique_ptr<Processor> processor, std::function<void(double)> progress = {});
 
   /// Measures one workload. Throws Error(internal) when a proof fails: path, bytes or tolerance.
   [[nodiscard]] CellResult run(const Workload& workload, const BenchConfig& config);
   /// The same on given page tables and KV: replays use one KV memory for many steps.
-  [[nodiscard]] CellResult measure(const std::string& name, const PagedForest& paged, ColdKv& kv,
+  [[nodiscard]] CellResult measure(const std::string& name, const PagedForest& paged, KvMemory& kv,
                                    const BenchConfig& config);
+  /// KV for `measure`.
+  [[nodiscard]] std::unique_ptr<KvMemory> make_kv(std::int64_t num_pages, const BenchConfig& config);
   /// The overhead gate for requests of the same lengths that share nothing.
   [[nodiscard]] OverheadResult overhead(const Workload& workload, const BenchConfig& config);
-  [[nodiscard]] MachineProbe& probe() noexcept { return probe_; }
-  [[nodiscard]] int threads() const noexcept { return executor_.num_workers(); }
+  [[nodiscard]] Processor& processor() noexcept { return *processor_; }
 
  private:
-  void take_samples(std::vector<Step>& steps, ColdKv& kv, const BenchConfig& config, CellResult& cell);
+  using Arms = std::vector<std::unique_ptr<Arm>>;
+  [[nodiscard]] PlanOptions options_for(const BenchConfig& config, Policy policy) const;
+  void take_samples(Arms& arms, const BenchConfig& config, CellResult& cell);
 
-  Executor& executor_;
-  Isa isa_;
-  MachineProbe probe_;
+  std::unique_ptr<Processor> processor_;
   std::function<void(double)> progress_;
 };
 

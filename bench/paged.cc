@@ -208,6 +208,7 @@ ColdKv::ColdKv(const AttentionShape& shape, std::int64_t num_pages, int page_siz
   const std::int64_t k_elements = side(shape.head_dim_qk) * num_pages;
   const std::int64_t v_elements = mla ? 0 : side(shape.head_dim_vo) * num_pages;
   const std::size_t copy_bytes = round_up(static_cast<std::size_t>((k_elements + v_elements) * element), 4096);
+  copy_bytes_ = copy_bytes;
   const std::size_t num_copies = std::clamp<std::size_t>(cold_bytes / std::max<std::size_t>(copy_bytes, 1) + 1, 1, 512);
   const std::size_t total = num_copies * copy_bytes;
   aliased_ = total > memory_budget();

@@ -74,11 +74,14 @@ class ColdKv {
   [[nodiscard]] const KvCache& next() noexcept { return caches_[turn_++ % caches_.size()]; }
   [[nodiscard]] const std::vector<KvCache>& caches() const noexcept { return caches_; }
   [[nodiscard]] bool aliased() const noexcept { return aliased_; }
+  /// Of one copy: from K's first element of one to that of the next.
+  [[nodiscard]] std::size_t copy_bytes() const noexcept { return copy_bytes_; }
 
  private:
   Buffer memory_;
   std::vector<KvCache> caches_;
   std::size_t turn_ = 0;
+  std::size_t copy_bytes_ = 0;
   bool aliased_ = false;
 };
 

@@ -82,13 +82,13 @@ std::vector<ReplaySummary> replay(Harness& harness, const std::string& name, con
                                   const std::function<void(double)>& progress) {
   std::int64_t pool_pages = 1;
   for (const ReplayStep& step : steps) pool_pages = std::max(pool_pages, count_pages(step.forest, config.page_size));
-  ColdKv kv(config.shape, pool_pages, config.page_size, config.layout, config.mla, config.cold_bytes);
+  const std::unique_ptr<KvMemory> kv = harness.make_kv(pool_pages, config);
   const int count = static_cast<int>(steps.size());
   config.min_samples = count > 0 ? (kMinPairs + count - 1) / count : 0;
   std::vector<CellResult> cells;
   for (const ReplayStep& step : steps) {
     const PagedForest paged = make_paged(step.forest, config.page_size, config.seed, true, pool_pages);
-    cells.push_back(harness.measure(name + ", " + step.name, paged, kv, config));
+    cells.push_back(harness.measure(name + ", " + step.name, paged, *kv, config));
     if (on_cell) on_cell(cells.back());
     if (progress) progress(static_cast<double>(cells.size()) / count);
   }

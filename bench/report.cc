@@ -90,10 +90,13 @@ std::string dropped_text(int dropped, int throttled_kept) {
   return throttled_kept > 0 ? fmt::format("{} (KEPT {})", dropped, throttled_kept) : fmt::format("{}", dropped);
 }
 
-TextTable cell_table() {
-  return TextTable({"<workload", "<shape", "batch", "<policy", "<path", "<isa", "median (min, max)", "speed-up [95 %]",
-                    "KV read", "of flat", "of distinct", "plan cold/warm", "limit", "x limit", "read GB/s", "error",
-                    "dropped"});
+TextTable cell_table(bool cuda) {
+  std::vector<std::string> headings{
+      "<workload",       "<shape",  "batch",   "<policy",     "<path",          "<isa",  "median (min, max)",
+      "speed-up [95 %]", "KV read", "of flat", "of distinct", "plan cold/warm", "limit", "x limit",
+      "read GB/s",       "error",   "dropped"};
+  if (cuda) headings.insert(headings.end(), {"warm cache", "upload", "items", "<limited by"});
+  return TextTable(std::move(headings));
 }
 
 void add_rows(TextTable& table, const CellResult& cell) {
@@ -107,17 +110,28 @@ void add_rows(TextTable& table, const CellResult& cell) {
                                 : arm.same_plan_as_first() ? "same plan"
                                                            : fmt::format("{:.2f} [{:.2f}, {:.2f}]", arm.speedup.middle,
                                                                          arm.speedup.low, arm.speedup.high);
-    table.add({a == 0 ? cell.workload : "", a == 0 ? shape_text(cell) : "", a == 0 ? fmt::format("{}", cell.batch) : "",
-               std::string(name_of(arm.policy)), std::string(name_of(arm.stats.path)), std::string(name_of(arm.isa)),
-               fmt::format("{} ({}, {})", human_us(arm.median_us), human_us(*low), human_us(*high)), speedup,
-               human_bytes(static_cast<double>(arm.stats.kv_bytes_read)),
-               fmt::format("{:.1f} %", 100 * ratio(arm.stats.kv_bytes_flat)),
-               fmt::format("{:.2f}x", ratio(arm.stats.kv_bytes_unique)),
-               fmt::format("{:.1f}/{:.1f} us", arm.plan_us, arm.plan_warm_us), human_us(arm.limit_us),
-               fmt::format("{:.2f}", arm.times_limit),
-               a == 0 ? fmt::format("{:.1f}{}", cell.read_gbs, cell.kv_aliased ? "*" : "") : "",
-               fmt::format("{:.1e}", arm.max_rel_error),
-               a == 0 ? dropped_text(cell.dropped, cell.throttled_kept) : ""});
+    std::vector<std::string> row{a == 0 ? cell.workload : "",
+                                 a == 0 ? shape_text(cell) : "",
+                                 a == 0 ? fmt::format("{}", cell.batch) : "",
+                                 std::string(name_of(arm.policy)),
+                                 std::string(name_of(arm.stats.path)),
+                                 cell.isa,
+                                 fmt::format("{} ({}, {})", human_us(arm.median_us), human_us(*low), human_us(*high)),
+                                 speedup,
+                                 human_bytes(static_cast<double>(arm.stats.kv_bytes_read)),
+                                 fmt::format("{:.1f} %", 100 * ratio(arm.stats.kv_bytes_flat)),
+                                 fmt::format("{:.2f}x", ratio(arm.stats.kv_bytes_unique)),
+                                 fmt::format("{:.1f}/{:.1f} us", arm.plan_us, arm.plan_warm_us),
+                                 human_us(arm.limit_us),
+                                 fmt::format("{:.2f}", arm.times_limit),
+                                 a == 0 ? fmt::format("{:.1f}{}", cell.read_gbs, cell.kv_aliased ? "*" : "") : "",
+                                 fmt::format("{:.1e}", arm.max_rel_error),
+                                 a == 0 ? dropped_text(cell.dropped, cell.throttled_kept) : ""};
+    if (cell.device == "cuda") {
+      row.insert(row.end(), {human_us(arm.warm_us), human_us(arm.upload_us), fmt::format("{}", arm.stats.num_items),
+                             arm.bytes_limit_us >= arm.flops_limit_us ? "bytes" : "products"});
+    }
+    table.add(std::move(row));
   }
 }
 
@@ -136,7 +150,7 @@ void append_json(nlohmann::ordered_json& array, const CellResult& cell) {
     out["head_dim_qk"] = cell.shape.head_dim_qk;
     out["head_dim_vo"] = cell.shape.head_dim_vo;
     out["page_size"] = cell.page_size;
-    out["isa"] = name_of(arm.isa);
+    out["isa"] = cell.isa;
     out["batch_invariant"] = cell.batch_invariant;
     out["threads"] = cell.threads;
     out["median_us"] = arm.median_us;
@@ -171,6 +185,13 @@ void append_json(nlohmann::ordered_json& array, const CellResult& cell) {
     out["dropped"] = cell.dropped;
     out["throttled_kept"] = cell.throttled_kept;
     out["kv_aliased"] = cell.kv_aliased;
+    out["device"] = cell.device;
+    if (cell.device == "cuda") {
+      out["warm_us"] = arm.warm_us;
+      out["upload_us"] = arm.upload_us;
+      out["bytes_limit_us"] = arm.bytes_limit_us;
+      out["flops_limit_us"] = arm.flops_limit_us;
+    }
     array.push_back(std::move(out));
   }
 }

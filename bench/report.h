@@ -31,8 +31,8 @@ class TextTable {
 /// "3", or "40 (KEPT 12)" where samples at less than full speed had to be kept.
 [[nodiscard]] std::string dropped_text(int dropped, int throttled_kept);
 
-/// Columns of the table of cells.
-[[nodiscard]] TextTable cell_table();
+/// Columns of the table of cells; of a CUDA device there are more.
+[[nodiscard]] TextTable cell_table(bool cuda = false);
 void add_rows(TextTable& table, const CellResult& cell);
 
 /// One object for each policy of a cell.

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace headwater::bench {
@@ -57,6 +59,41 @@ enum class Verdict { passed, missed, not_judged };
 [[nodiscard]] inline Verdict verdict_of_pairs(std::size_t pairs, bool passed) noexcept {
   if (pairs < kMinPairs) return Verdict::not_judged;
   return passed ? Verdict::passed : Verdict::missed;
+}
+
+struct Line {
+  double base = 0;
+  double slope = 0;
+};
+
+/// Least squares of the relative error.
+[[nodiscard]] inline Line fit_line(const std::vector<std::pair<double, double>>& points) {
+  double sw = 0;
+  double sx = 0;
+  double sy = 0;
+  double sxx = 0;
+  double sxy = 0;
+  for (const auto& [x, y] : points) {
+    const double w = 1 / (y * y);
+    sw += w;
+    sx += w * x;
+    sy += w * y;
+    sxx += w * x * x;
+    sxy += w * x * y;
+  }
+  Line line;
+  line.slope = (sw * sxy - sx * sy) / (sw * sxx - sx * sx);
+  line.base = (sy - line.slope * sx) / sw;
+  return line;
+}
+
+/// A constant of the cost model from seconds.
+[[nodiscard]] inline std::int64_t picoseconds(double seconds, double least = 1) {
+  return static_cast<std::int64_t>(std::llround(std::max(seconds * 1e12, least)));
+}
+
+[[nodiscard]] inline double in_seconds(std::int64_t ps) {
+  return static_cast<double>(ps) * 1e-12;
 }
 
 }  // namespace headwater::bench

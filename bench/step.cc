@@ -63,9 +63,4 @@ double Step::run(const KvCache& kv, Executor& executor) {
   return seconds;
 }
 
-bool Step::same_bits(const Step& other) const {
-  return out_bytes_ == other.out_bytes_ && std::memcmp(out_.data(), other.out_.data(), out_bytes_) == 0 &&
-         std::memcmp(lse_.data(), other.lse_.data(), lse_bytes_) == 0;
-}
-
 }  // namespace headwater::bench

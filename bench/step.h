@@ -2,6 +2,10 @@
 // every run.
 #pragma once
 
+#include <cstddef>
+#include <optional>
+#include <span>
+
 #include "bench/paged.h"
 #include "headwater/headwater.h"
 
@@ -23,8 +27,8 @@ class Step {
   [[nodiscard]] ConstRowsView query() const;
   [[nodiscard]] RowsView out() const;
   [[nodiscard]] LseView lse() const;
-  /// Output and LSE are equal bit by bit.
-  [[nodiscard]] bool same_bits(const Step& other) const;
+  [[nodiscard]] std::span<const std::byte> out_bytes() const noexcept { return {out_.data(), out_bytes_}; }
+  [[nodiscard]] std::span<const std::byte> lse_bytes() const noexcept { return {lse_.data(), lse_bytes_}; }
   /// The output is overwritten with a pattern, so that a row that run does not write is noticed.
   void poison();
 

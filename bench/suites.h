@@ -24,6 +24,8 @@ struct SuiteGroup {
 
 /// Names: cells (hnd, nhd, fp32), isa (avx2, fp16, mla), cascade, policies; or one group's own name. `base` gives
 /// steps, reps and the like. Error(invalid_argument) lists the names.
-[[nodiscard]] std::vector<SuiteGroup> find_suite(std::string_view name, const BenchConfig& base);
+/// With `cuda` without bounds on times_limit, which are the CPU's, and without the groups that only a CPU can run
+/// (Error(unsupported) where none is left).
+[[nodiscard]] std::vector<SuiteGroup> find_suite(std::string_view name, const BenchConfig& base, bool cuda = false);
 
 }  // namespace headwater::bench

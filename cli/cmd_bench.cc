@@ -4,6 +4,8 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 
+#include "bench/cpu_processor.h"
+#include "bench/cuda_processor.h"
 #include "bench/plot.h"
 #include "bench/replay.h"
 #include "bench/report.h"
@@ -21,6 +23,7 @@ struct BenchFlags {
   std::int64_t tail = 256;
   std::vector<std::string> trees;
   std::vector<std::string> traces;
+  std::vector<std::string> cells;
   std::string suite;
   double max_limit_ratio = 0;
   double max_cell_ratio = 0;
@@ -29,6 +32,7 @@ struct BenchFlags {
   std::string layout = "hnd";
   std::vector<std::string> policies;
   PlanFlags plan;  ///< thresholds only
+  std::string device = "cpu";
   int threads = 0;
   std::string isa;
   bool invariant = false;
@@ -74,6 +78,7 @@ class BenchRun {
   [[nodiscard]] bool machine_output_on_stdout() const { return flags_.csv == "-" || flags_.json == "-"; }
 
   BenchFlags flags_;
+  bool cuda_;
   bench::BenchConfig config_;
   std::string model_source_;
   ThreadPool pool_;
@@ -89,7 +94,8 @@ class BenchRun {
   bool failed_ = false;
 };
 
-BenchRun::BenchRun(const BenchFlags& flags) : flags_(flags), pool_(flags.threads), bar_(!flags.quiet) {
+BenchRun::BenchRun(const BenchFlags& flags)
+    : flags_(flags), cuda_(flags.device == "cuda"), pool_(cuda_ ? 1 : flags.threads), bar_(!flags.quiet) {
   flags_.shape.apply(config_.shape, config_.page_size);
   if (flags_.mla) {
     config_.mla = true;
@@ -111,7 +117,7 @@ BenchRun::BenchRun(const BenchFlags& flags) : flags_(flags), pool_(flags.threads
   config_.reps = flags_.reps;
   config_.cell_seconds = flags_.cell_seconds;
   config_.seed = flags_.seed;
-  config_.model = load_device_model(flags_.device_model, model_source_);
+  if (!cuda_) config_.model = load_device_model(flags_.device_model, model_source_);
   if (!flags_.isa.empty()) config_.isa = parse_isa(flags_.isa, "--isa");
   if (config_.isa && *config_.isa > cpu::detect_isa()) {
     throw Error(ErrorCode::unsupported,
@@ -123,17 +129,23 @@ BenchRun::BenchRun(const BenchFlags& flags) : flags_(flags), pool_(flags.threads
   }
 }
 
+/// The CPU's at a level, or the device's, whatever the level.
 bench::Harness& BenchRun::harness(Isa isa) {
+  if (cuda_) isa = Isa::scalar;
   if (!harness_ || harness_isa_ != isa) {
-    harness_ = std::make_unique<bench::Harness>(pool_, isa, [this](double fraction) {
+    std::unique_ptr<bench::Processor> processor;
+    if (cuda_) {
+      processor = bench::make_cuda_processor(load_cuda_model(flags_.device_model, model_source_));
+    } else {
+      processor = bench::make_cpu_processor(pool_, isa);
+    }
+    harness_ = std::make_unique<bench::Harness>(std::move(processor), [this](double fraction) {
       throw_if_interrupted();
       bar_.show((done_ + fraction * unit_) / total_, label_);
     });
     harness_isa_ = isa;
-    const bench::Peaks& peaks = harness_->probe().peaks();
-    note(fmt::format("{}: {} workers, {}; memory {:.1f} GB/s; peak fp32 {:.0f}, bf16 {:.0f} GFLOP/s; model: {}",
-                     machine_name(), pool_.num_workers(), name_of(isa), harness_->probe().memory_gbs(), peaks.fma32,
-                     peaks.dot16, model_source_));
+    note(fmt::format("{}: {}; model: {}", cuda_ ? bench::cuda_device_name() : machine_name(),
+                     harness_->processor().describe(), model_source_));
   }
   return *harness_;
 }
@@ -286,7 +298,7 @@ void BenchRun::judge_policies(const bench::CellResult& cell) {
 void BenchRun::run_suite() {
   bench::BenchConfig base = config_;
   if (flags_.policies.empty()) base.policies = {Policy::automatic};
-  std::vector<bench::SuiteGroup> groups = bench::find_suite(flags_.suite, base);
+  std::vector<bench::SuiteGroup> groups = bench::find_suite(flags_.suite, base, cuda_);
   total_ = 0;
   for (const bench::SuiteGroup& group : groups) total_ += static_cast<double>(group.workloads.size());
   for (const bench::SuiteGroup& group : groups) {
@@ -295,7 +307,7 @@ void BenchRun::run_suite() {
     for (const bench::Workload& workload : group.workloads) {
       measure(workload, group.config, group.isa.value_or(config_.isa.value_or(cpu::default_isa())));
     }
-    bench::TextTable table = bench::cell_table();
+    bench::TextTable table = bench::cell_table(cuda_);
     const std::vector<bench::CellResult> cells(cells_.begin() + static_cast<std::ptrdiff_t>(first), cells_.end());
     for (const bench::CellResult& cell : cells) bench::add_rows(table, cell);
     note(table.text());
@@ -312,6 +324,9 @@ int BenchRun::run() {
   std::vector<bench::Workload> workloads;
   for (const std::string& name : flags_.workloads) {
     for (bench::Workload& workload : bench::find_workloads(name)) workloads.push_back(std::move(workload));
+  }
+  for (const std::string& path : flags_.cells) {
+    for (bench::Workload& workload : parse_cells(read_file(path), path)) workloads.push_back(std::move(workload));
   }
   for (const std::int64_t shared : flags_.shared) {
     for (const std::int64_t batch : flags_.batches) {
@@ -330,13 +345,14 @@ int BenchRun::run() {
       if (flags_.shape.page_size > 0) workload.page_size = 0;
     }
   }
-  const bool gate_wanted = !flags_.no_overhead_gate && !workloads.empty();
+  // On a device, plans are made while it works, once for all layers: they add nothing to a layer's time.
+  const bool gate_wanted = !flags_.no_overhead_gate && !workloads.empty() && !cuda_;
   const double rates = static_cast<double>(flags_.traces.size() * flags_.rates.size());
   total_ = static_cast<double>(workloads.size() * (gate_wanted ? 2 : 1) + flags_.trees.size()) + rates;
   const Isa isa = config_.isa.value_or(cpu::default_isa());
   for (const bench::Workload& workload : workloads) measure(workload, config_, isa);
   if (!cells_.empty()) {
-    bench::TextTable table = bench::cell_table();
+    bench::TextTable table = bench::cell_table(cuda_);
     for (const bench::CellResult& cell : cells_) bench::add_rows(table, cell);
     note(table.text());
   }
@@ -364,8 +380,9 @@ void BenchRun::write_results() {
   if (!flags_.json.empty()) write_file(flags_.json, bench::lines_of(json_));
   if (!flags_.csv.empty()) write_file(flags_.csv, bench::csv_of(json_));
   if (!flags_.plot.empty())
-    write_file(flags_.plot, bench::plot_svg(cells_, fmt::format("One attention call, {} threads, {}",
-                                                                pool_.num_workers(), name_of(harness_isa_))));
+    write_file(flags_.plot, bench::plot_svg(cells_, cuda_ ? "One attention call, " + bench::cuda_device_name()
+                                                          : fmt::format("One attention call, {} threads, {}",
+                                                                        pool_.num_workers(), name_of(harness_isa_))));
 }
 
 }  // namespace
@@ -393,6 +410,12 @@ void add_bench(CLI::App& app, Action& action) {
       ->allow_extra_args(false);
   command.add_option("--trace", flags->traces, "replay a trace (JSON Lines or CSV) by arrival time; may be repeated")
       ->allow_extra_args(false);
+  command
+      .add_option(
+          "--cells", flags->cells,
+          "cells from a file, a line each: name, query heads, KV heads, head size, number of nodes, then parent "
+          "(-1: a root) and tokens of each node; may be repeated")
+      ->allow_extra_args(false);
   command.add_option(
       "--suite", flags->suite,
       "a fixed list of cells with bounds: cells (hnd, nhd, fp32), isa (avx2, fp16, mla), cascade, policies");
@@ -414,6 +437,9 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(check_policy)
       ->allow_extra_args(false);
   flags->plan.add_thresholds_to(command);
+  command.add_option("--device", flags->device, "where attention runs; cuda: by graph replay, in a build that has it")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
   command.add_option("--threads", flags->threads, "workers; 0: all processors that this process may use")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
@@ -450,7 +476,8 @@ void add_bench(CLI::App& app, Action& action) {
       ->default_str("-");
   command.add_option("--csv", flags->csv, "the same as CSV")->expected(0, 1)->default_str("-");
   command.add_option("--plot", flags->plot, "draw the cells as SVG");
-  command.add_option("--device-model", flags->device_model, "constants of the cost model: a file, or `default`");
+  command.add_option("--device-model,--model", flags->device_model,
+                     "constants of the cost model: a file, or `default`");
   command.add_option("--seed", flags->seed, "seed of page placement")->capture_default_str();
   command.add_flag("--quiet", flags->quiet, "no progress bar");
   command.footer(
@@ -461,7 +488,9 @@ void add_bench(CLI::App& app, Action& action) {
       "--kv-heads 8\n"
       "  headwater bench --workload fasttree --policy flat,auto,forest --json results.json --plot results.svg\n"
       "  headwater bench --trees trees.jsonl --trace trace.jsonl --rates 1,16\n"
-      "  headwater bench --suite cells\n\n"
+      "  headwater bench --suite cells\n"
+      "  headwater bench --device cuda --workload '1,64|8192,256' --heads 32/8 --head-dim 128 --dtype f16\n"
+      "  headwater bench --device cuda --cells cells.txt --policy flat,auto,forest --csv results.csv\n\n"
       "Environment: HEADWATER_CASCADE_ATTENTION (where neither --policy nor --suite is given), "
       "HEADWATER_CASCADE_MIN_SHARED_PAGES (--min-shared-pages), HEADWATER_CASCADE_MIN_MEMBERS (--min-members); flags "
       "win.\n"
@@ -473,7 +502,10 @@ void add_bench(CLI::App& app, Action& action) {
       throw CLI::ValidationError("--shared and --batches", "give both");
     if ((!flags->trees.empty() || !flags->traces.empty()) && flags->policies == std::vector<std::string>{"flat"})
       throw CLI::ValidationError("--policy", "a replay compares with flat; name another policy");
-    if (!sweep && flags->workloads.empty() && flags->trees.empty() && flags->traces.empty() && flags->suite.empty()) {
+    if (flags->device == "cuda" && (flags->threads > 0 || !flags->isa.empty()))
+      throw CLI::ValidationError("--threads and --isa", "of the CPU, not of --device cuda");
+    if (!sweep && flags->workloads.empty() && flags->cells.empty() && flags->trees.empty() && flags->traces.empty() &&
+        flags->suite.empty()) {
       flags->workloads = {"1,8|2048,256", "1,8|8192,256", "8|2048"};
     }
     action = [flags] { return BenchRun(*flags).run(); };

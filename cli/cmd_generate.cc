@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "bench/probe.h"
 #include "bench/report.h"
 #include "cli/formats.h"
 #include "cli/outcome.h"

@@ -156,23 +156,35 @@ std::string cache_folder() {
   return home == nullptr || *home == '\0' ? "" : std::string(home) + "/.cache/headwater";
 }
 
-std::string default_device_model_path() {
+std::string default_device_model_path(bool cuda) {
   const std::string folder = cache_folder();
-  return folder.empty() ? "" : folder + "/device_model.json";
+  return folder.empty() ? "" : folder + (cuda ? "/device_model_cuda.json" : "/device_model.json");
 }
 
+namespace {
+
+/// The file of a model: the one that is named, else the one in the cache folder; empty: the shipped constants.
+std::string device_model_file(const std::string& path, bool cuda) {
+  if (path == "default") return "";
+  if (!path.empty()) return path;
+  std::string file = default_device_model_path(cuda);
+  std::error_code ignored;
+  if (file.empty() || !std::filesystem::exists(file, ignored)) file.clear();
+  return file;
+}
+
+}  // namespace
+
 DeviceModel load_device_model(const std::string& path, std::string& source) {
-  std::string file = path;
-  if (path.empty()) {
-    file = default_device_model_path();
-    std::error_code ignored;
-    if (file.empty() || !std::filesystem::exists(file, ignored)) file.clear();
-  }
-  if (file.empty() || path == "default") {
-    source = "shipped defaults";
-    return DeviceModel::default_cpu();
-  }
-  source = file;
+  const std::string file = device_model_file(path, false);
+  source = file.empty() ? "shipped defaults" : file;
+  return file.empty() ? DeviceModel::default_cpu() : parse_device_model(read_file(file), file);
+}
+
+std::optional<DeviceModel> load_cuda_model(const std::string& path, std::string& source) {
+  const std::string file = device_model_file(path, true);
+  source = file.empty() ? "shipped defaults" : file;
+  if (file.empty()) return std::nullopt;
   return parse_device_model(read_file(file), file);
 }
 

@@ -79,10 +79,13 @@ struct PlanFlags {
 /// The device model: the file given by --device-model ("default": the shipped one), else the calibration cache, else
 /// the shipped defaults. `source` says which.
 [[nodiscard]] DeviceModel load_device_model(const std::string& path, std::string& source);
+/// The same for the CUDA device: a file, else device_model_cuda.json in the cache folder, else none (the library's
+/// own). Constants of one KV head of 128, as `calibrate --device cuda` writes them.
+[[nodiscard]] std::optional<DeviceModel> load_cuda_model(const std::string& path, std::string& source);
 /// $HEADWATER_CACHE, or ~/.cache/headwater; empty where neither that nor HOME is set.
 [[nodiscard]] std::string cache_folder();
-/// device_model.json in the cache folder; empty without one.
-[[nodiscard]] std::string default_device_model_path();
+/// device_model.json, or device_model_cuda.json, in the cache folder; empty without one.
+[[nodiscard]] std::string default_device_model_path(bool cuda = false);
 /// Processor name and instruction set, for reports.
 [[nodiscard]] std::string machine_name();
 /// Writes a whole file; Error(io) names it. "-" is standard output.

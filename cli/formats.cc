@@ -374,9 +374,11 @@ void for_each_field(Model& model, const Visit& visit) {
   visit("item_ps", model.item_ps);
   visit("item_row_ps", model.item_row_ps);
   visit("partial_ps_per_kib", model.partial_ps_per_kib);
+  visit("many_start_ps", model.many_start_ps);
   visit("launch_ps", model.launch_ps);
   visit("max_tile_rows", model.max_tile_rows);
   visit("chunk_tokens", model.chunk_tokens);
+  visit("part_tokens", model.part_tokens);
 }
 
 template <typename Compute, typename Visit>
@@ -399,12 +401,14 @@ DeviceModel parse_device_model(std::string_view text, std::string_view name) {
     return [&from](const char* key, auto& field) {
       using Field = std::remove_reference_t<decltype(field)>;
       const std::int64_t max = sizeof(Field) == 4 ? INT32_MAX : std::int64_t{1} << 50;
-      const std::int64_t min = sizeof(Field) == 4 ? 1 : 0;
+      // few_row_max = 0: no kernel for few rows.
+      const std::int64_t min = sizeof(Field) == 4 && std::string_view(key) != "few_row_max" ? 1 : 0;
       field = static_cast<Field>(from.integer_or(key, min, max, field));
     };
   };
   for_each_field(model, read_into(reader));
   model.has_dot16 = reader.boolean_or("has_dot16", model.has_dot16);
+  model.teams = reader.boolean_or("teams", model.teams);
   (void)reader.string_or("machine", "");
   for (const auto& [key, compute] :
        {std::pair<const char*, ComputeModel*>{"dot16", &model.dot16}, {"fma32", &model.fma32}}) {
@@ -421,6 +425,7 @@ std::string device_model_to_json(const DeviceModel& model, std::string_view mach
   nlohmann::ordered_json out;
   out["machine"] = machine;
   out["has_dot16"] = model.has_dot16;
+  out["teams"] = model.teams;
   for_each_field(model, [&](const char* key, const auto& field) { out[key] = field; });
   for_each_compute_field(model.dot16, [&](const char* key, const auto& field) { out["dot16"][key] = field; });
   for_each_compute_field(model.fma32, [&](const char* key, const auto& field) { out["fma32"][key] = field; });

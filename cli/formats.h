@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bench/forest.h"
+#include "bench/workloads.h"
 #include "headwater/batch.h"
 #include "headwater/device_model.h"
 #include "headwater/options.h"
@@ -24,6 +25,10 @@ namespace headwater::cli {
 /// "1,64|8192,256": level i has N_i nodes of C_i tokens; child j hangs under node floor(j * N_{i-1} / N_i). The nodes
 /// of the last level are requests with one query row. Refused: levels that shrink, more than 2^20 nodes or 2^40 tokens.
 [[nodiscard]] bench::Forest parse_workload(std::string_view text);
+
+/// Cells, one a line: name, query heads, KV heads, head size, number of nodes, then parent (an earlier node, -1: a
+/// root) and tokens of each node. Leaves are requests. Empty lines and lines that start with # say nothing.
+[[nodiscard]] std::vector<bench::Workload> parse_cells(std::string_view text, std::string_view name);
 
 // --- Tree files: one JSON object a line
 // --------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-# Install rules of the library: headers, library, CMake package and pkg-config file.
+# Install rules: headers, library, CMake package and pkg-config file; where it was built, the CUDA back end with a component
+# (`find_package(headwater COMPONENTS cuda)`) and a pkg-config file (headwater-cuda) of its own, since it needs the CUDA toolkit.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -7,7 +8,12 @@ install(TARGETS headwater EXPORT headwaterTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/headwater DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+set(no_cuda PATTERN "cuda.h" EXCLUDE)
+if(HEADWATER_WITH_CUDA)
+  set(no_cuda "")
+endif()
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/headwater DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  FILES_MATCHING PATTERN "*.h" ${no_cuda})
 install(EXPORT headwaterTargets NAMESPACE headwater:: DESTINATION ${package_dir})
 
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/headwaterConfig.cmake.in
@@ -26,4 +32,21 @@ if(NOT BUILD_SHARED_LIBS)
 endif()
 configure_file(${CMAKE_CURRENT_LIST_DIR}/headwater.pc.in ${PROJECT_BINARY_DIR}/headwater.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/headwater.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+if(HEADWATER_WITH_CUDA)
+  install(TARGETS headwater_cuda EXPORT headwaterCudaTargets
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(EXPORT headwaterCudaTargets NAMESPACE headwater:: DESTINATION ${package_dir})
+  # The CUDA runtime, a static library of the toolkit: an archive of ours needs it on the link line.
+  set(cuda_libs "")
+  if(NOT BUILD_SHARED_LIBS)
+    get_target_property(cudart CUDA::cudart_static IMPORTED_LOCATION)
+    get_filename_component(cudart_dir "${cudart}" DIRECTORY)
+    set(cuda_libs "-L\${cudadir} -lcudart_static -ldl -lrt -pthread")
+  endif()
+  configure_file(${CMAKE_CURRENT_LIST_DIR}/headwater-cuda.pc.in ${PROJECT_BINARY_DIR}/headwater-cuda.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/headwater-cuda.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

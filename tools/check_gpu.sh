@@ -9,10 +9,10 @@ usage() {
   cat <<'END'
 usage: tools/check_gpu.sh [options] FOLDER [part...]
 
-FOLDER holds the programs cuda_*_test and cuda_cells, at any depth: a build folder or copies from one. Parts (all without one):
+FOLDER holds the programs cuda_*_test and headwater, at any depth: a build folder or copies from one. Parts (all without one):
   tests     every cuda_*_test
   sanitize  compute-sanitizer's memcheck, racecheck, initcheck and synccheck over a reduced set of tests
-  bench     cuda_cells: flat, auto and forest plans, cell by cell
+  bench     headwater bench --device cuda: flat, auto and forest plans, cell by cell
 
 options:
   --limit SECONDS   the most that a part may take (520); what is then still running has FAILED
@@ -32,7 +32,7 @@ END
 }
 
 limit=520
-filter="CudaPlan.OneGraphServesLaterPlans:CudaPlan.TwoStreamsAtOnce:CudaShapes.TypesAndHeadDims:CudaShapes.GroupSizes:CudaShapes.PageSizes"
+filter="CudaPlan.OneGraphServesLaterPlans:CudaPlan.TwoStreamsAtOnce:CudaShapes.TypesAndHeadDims:CudaShapes.GroupSizes:CudaShapes.PageSizes:CudaAppend.GraphReplaysReadTheirListsAnew:CudaCopyPages.ListOnTheDevice:CudaMergeStates.RowsThatDoNotExistAreNotRead"
 sanitizers="memcheck racecheck initcheck synccheck"
 cells=""
 logs=""
@@ -75,7 +75,7 @@ not_run=()
 good=()
 
 # Words of programs and tools that found no GPU that they can use.
-no_gpu='no CUDA device$|no CUDA-capable device|driver version is insufficient|Device not supported|terminated before first instrumented'
+no_gpu='no CUDA device( that this process can use)?$|no CUDA-capable device|driver version is insufficient|Device not supported|terminated before first instrumented'
 
 join() {  # separator words...
   local separator=$1 all=""
@@ -184,29 +184,38 @@ part_bench() {
   local program wanted measured
   log="$logs/bench.log"
   : >"$log"
-  program=$(find "$folder" -type f -name cuda_cells -perm -u+x | head -n 1)
+  program=$(find "$folder" -type f -name headwater -perm -u+x | head -n 1)
   if [ -z "$program" ]; then
-    not_run+=("no cuda_cells in $folder")
+    not_run+=("no program headwater in $folder")
     return
   fi
   if [ -z "$cells" ]; then
     cells="$logs/cells.txt"
     write_cells >"$cells"
   fi
-  bounded "$program" "$cells"
+  bounded "$program" bench --device cuda --cells "$cells" --dtype f16 --policy flat,auto,forest --csv "$logs/bench.csv"
   local status=$?
   cat "$log"
   if grep -qE "$no_gpu" "$log"; then
     not_run+=("$(grep -m 1 -E "$no_gpu" "$log")")
     return
   fi
-  ended_well "$status" cuda_cells || return
-  wanted=$(grep -c . "$cells")
-  measured=$(grep -cE '\| flat +[0-9.]+ .*\| auto +[0-9.]+ ' "$log")
+  ended_well "$status" 'headwater bench' || return
+  wanted=$(grep -cvE '^[[:space:]]*(#|$)' "$cells")
+  # Cells that flat and auto have a time for, and the greatest ratio of the two.
+  read -r measured worst < <(awk -F, '
+    NR == 1 {for (i = 1; i <= NF; ++i) column[$i] = i; next}
+    $column["median_us"] > 0 {
+      if ($column["policy"] == "\"flat\"") flat[++cells] = $column["median_us"]
+      if ($column["policy"] == "\"auto\"" && flat[cells] > 0) {
+        ++measured
+        if ($column["median_us"] / flat[cells] > worst) worst = $column["median_us"] / flat[cells]
+      }
+    }
+    END {printf "%d %.2f\n", measured, worst}' "$logs/bench.csv")
   good+=("$measured of $wanted cells measured")
   [ "$measured" -eq "$wanted" ] || failed+=("cells are missing")
-  good+=("auto takes at most $(sed -nE 's/.*\| flat +([0-9.]+) .*\| auto +([0-9.]+) .*/\1 \2/p' "$log" |
-    awk '$1 > 0 && $2 / $1 > worst {worst = $2 / $1} END {printf "%.2f", worst}') of flat's time")
+  good+=("auto takes at most $worst of flat's time")
 }
 
 result=0

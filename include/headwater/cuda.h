@@ -36,6 +36,10 @@ using Stream = CUstream_st*;
 [[nodiscard]] DeviceModel device_model(const AttentionShape& shape);
 /// The same for an NVIDIA H200, whatever this machine has.
 [[nodiscard]] DeviceModel h200_model(const AttentionShape& shape);
+/// A model that was measured (`headwater calibrate --device cuda`) for plans of this shape. `one_head` holds the
+/// constants of one KV head of 128: its workers are thread blocks, and what a block does for one head, a team does for
+/// all.
+[[nodiscard]] DeviceModel model_for_shape(const DeviceModel& one_head, const AttentionShape& shape);
 
 /// Throws Error (unsupported) with the reason if no kernel of this build can serve the combination.
 void check_supported(const AttentionShape& shape, const PlanOptions& options, const Batch& batch);
@@ -190,5 +194,35 @@ struct RunArgs {
 /// out = softmax(scores(q, k) + mask) v for every row of the plan in force; formulas in options.h. Two launches. Throws
 /// Error before anything is launched, or (device) with CUDA's words if a launch fails.
 void run(const DevicePlan& plan, const RunArgs& args, Stream stream);
+
+/// As cpu::append_kv, on the device: row r of k and v goes to slot `token_slots[r] = page * page_size + offset`, a
+/// negative slot is skipped, slots must differ. token_slots [num_rows]: device memory, which only the kernel reads, so
+/// that a captured graph appends wherever the array points when it is replayed. A slot beyond the pool is skipped too
+/// and counted in `num_bad` (device memory, added to; nullptr: not wanted). Scales are device memory, and must be
+/// positive.
+void append_kv(const KvCache& cache, ConstRowsView k, ConstRowsView v, const std::int64_t* token_slots,
+               std::int64_t num_rows, int num_kv_heads, int head_dim_qk, int head_dim_vo, Scale k_scale, Scale v_scale,
+               Stream stream, std::int32_t* num_bad = nullptr);
+
+/// As cpu::copy_pages, on the device: copies the valid tokens of pages inside one cache, in an order that keeps what
+/// copies take from each other. `copies`: host memory, no longer needed when this returns; a captured graph repeats
+/// these very copies. One launch for 256 copies, and one more for each copy that needs an earlier one of its launch.
+void copy_pages(const KvCache& cache, std::span<const cpu::PageCopy> copies, int num_kv_heads, int head_dim_qk,
+                int head_dim_vo, Stream stream);
+/// The same with a list in device memory, which a captured graph reads anew each time (an entry with num_tokens = 0
+/// does nothing). One launch: no page may be the dst of one copy and the src or dst of another. An entry that the other
+/// form would refuse is skipped and counted in `num_bad` (device memory, added to; nullptr: not wanted).
+void copy_pages(const KvCache& cache, const cpu::PageCopy* copies, std::int64_t num_copies, int num_kv_heads,
+                int head_dim_qk, int head_dim_vo, Stream stream, std::int32_t* num_bad = nullptr);
+
+/// As cpu::merge_states, on the device: group j's states are the rows [o_indptr[j], o_indptr[j+1]) of v_in / lse_in.
+/// o_indptr [num_groups + 1]: device memory, which only the kernel reads; rows outside [0, num_states) count as none.
+/// The output must not overlap the input.
+void merge_states(ConstRowsView v_in, ConstLseView lse_in, std::int64_t num_states, const std::int32_t* o_indptr,
+                  std::int64_t num_groups, int num_heads, int head_dim, RowsView v_out, LseView lse_out, Stream stream);
+/// Merges state a of each row with its state b: [num_rows, H, D] each, of one type. The output may be a or b (the same
+/// memory and strides): in place.
+void merge_state(ConstRowsView v_a, ConstLseView lse_a, ConstRowsView v_b, ConstLseView lse_b, std::int64_t num_rows,
+                 int num_heads, int head_dim, RowsView v_out, LseView lse_out, Stream stream);
 
 }  // namespace headwater::cuda

@@ -122,9 +122,12 @@ typedef struct hw_device_model {
   int64_t item_ps;
   int64_t item_row_ps;
   int64_t partial_ps_per_kib;
+  int64_t many_start_ps;
   int64_t launch_ps;
   int32_t max_tile_rows;
   int32_t chunk_tokens;
+  int32_t part_tokens;
+  int32_t teams;
   hw_compute_model dot16;
   hw_compute_model fma32;
 } hw_device_model;

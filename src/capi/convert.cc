@@ -137,9 +137,12 @@ DeviceModel to_cpp(const hw_device_model& m) {
   out.item_ps = m.item_ps;
   out.item_row_ps = m.item_row_ps;
   out.partial_ps_per_kib = m.partial_ps_per_kib;
+  out.many_start_ps = m.many_start_ps;
   out.launch_ps = m.launch_ps;
   out.max_tile_rows = m.max_tile_rows;
   out.chunk_tokens = m.chunk_tokens;
+  out.part_tokens = m.part_tokens;
+  out.teams = m.teams != 0;
   out.dot16 = to_cpp(m.dot16);
   out.fma32 = to_cpp(m.fma32);
   return out;
@@ -156,9 +159,12 @@ hw_device_model to_c(const DeviceModel& m) {
   out.item_ps = m.item_ps;
   out.item_row_ps = m.item_row_ps;
   out.partial_ps_per_kib = m.partial_ps_per_kib;
+  out.many_start_ps = m.many_start_ps;
   out.launch_ps = m.launch_ps;
   out.max_tile_rows = m.max_tile_rows;
   out.chunk_tokens = m.chunk_tokens;
+  out.part_tokens = m.part_tokens;
+  out.teams = m.teams ? 1 : 0;
   out.dot16 = to_c(m.dot16);
   out.fma32 = to_c(m.fma32);
   return out;

@@ -113,12 +113,6 @@ void copy_heads(const Copy& c, int worker) noexcept {
   }
 }
 
-void check_heads(int num_kv_heads, int head_dim_qk, int head_dim_vo) {
-  if (num_kv_heads < 1) refuse(ErrorCode::invalid_argument, "num_kv_heads", num_kv_heads, "at least 1");
-  if (head_dim_qk < 1) refuse(ErrorCode::invalid_argument, "head_dim_qk", head_dim_qk, "at least 1");
-  if (head_dim_vo < 1) refuse(ErrorCode::invalid_argument, "head_dim_vo", head_dim_vo, "at least 1");
-}
-
 void check_slots(const KvCache& cache, std::span<const std::int64_t> token_slots) {
   // Divided, not multiplied: num_pages may be anything.
   for (std::size_t i = 0; i < token_slots.size(); ++i) {
@@ -135,27 +129,6 @@ void check_positive(const char* name, const Scale& scale) {
     if (!(scale.data[i] > 0.0F) || !std::isfinite(scale.data[i])) {
       refuse(ErrorCode::invalid_argument, std::string(name) + "[" + std::to_string(i) + "]",
              std::to_string(scale.data[i]), "a positive number (values are divided by it)");
-    }
-  }
-}
-
-void check_copies(const KvCache& cache, std::span<const PageCopy> copies) {
-  for (std::size_t i = 0; i < copies.size(); ++i) {
-    const PageCopy& copy = copies[i];
-    const auto name = [i](const char* field) { return "copies[" + std::to_string(i) + "]." + field; };
-    const std::string pages = "a page in [0, " + std::to_string(cache.num_pages) + ")";
-    if (copy.src < 0 || copy.src >= cache.num_pages) {
-      refuse(ErrorCode::invalid_argument, name("src"), copy.src, pages);
-    }
-    if (copy.dst < 0 || copy.dst >= cache.num_pages) {
-      refuse(ErrorCode::invalid_argument, name("dst"), copy.dst, pages);
-    }
-    if (copy.src == copy.dst) {
-      refuse(ErrorCode::invalid_argument, name("dst"), copy.dst, "a page other than src");
-    }
-    if (copy.num_tokens < 0 || copy.num_tokens > cache.page_size) {
-      refuse(ErrorCode::invalid_argument, name("num_tokens"), copy.num_tokens,
-             "0 to page_size = " + std::to_string(cache.page_size));
     }
   }
 }

@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 
+#include "headwater/cpu.h"
 #include "headwater/error.h"
 #include "headwater/view.h"
 
@@ -54,5 +56,10 @@ void check_cache(const char* name, std::int64_t index, const KvCache& cache, int
                  int head_dim_vo);
 
 void check_scale(const ArgName& name, const Scale& scale, int num_kv_heads);
+
+void check_heads(int num_kv_heads, int head_dim_qk, int head_dim_vo);
+
+/// Pages inside the pool, different ones, and no more tokens than a page has.
+void check_copies(const KvCache& cache, std::span<const PageCopy> copies);
 
 }  // namespace headwater::cpu

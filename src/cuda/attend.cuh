@@ -1,92 +1,90 @@
 // The attend kernel: a grid of as many blocks as fit, which take work until none is left. One piece of work is one work
-// item of the plan and one KV head.
-//
-// The first piece of each block is its own index, later ones come from a queue in device memory that the merge sets
-// back, so that a captured graph can be replayed. Items are sorted longest first; which block takes which
-// changes no bits.
+// item of the plan and one KV head. A block's first piece is its own index, the others come from a queue (work.cuh).
+// Items are sorted longest first; which block takes which changes no bits.
 #pragma once
 
 #include "cuda/few_rows.cuh"
 #include "cuda/kernels.h"
 #include "cuda/many_rows.cuh"
+#include "cuda/work.cuh"
 
 namespace headwater::cuda {
 
 /// Tiles that a head size leaves registers for.
 template <int kDqk, int kDvo>
 inline constexpr bool kWide = kDqk > 128 || kDvo > 128;
+/// Stacked rows of the largest tile.
+template <int kDqk, int kDvo>
+inline constexpr int kTileRows = kWide<kDqk, kDvo> ? 64 : 128;
 
 /// Shared memory behind the tiles.
 struct BlockState {
   Barriers barriers;
-  int next;  ///< piece of work
+  Work work;
 };
-inline constexpr int kStateBytes = 128;
+inline constexpr int kStateBytes = 512;
 static_assert(sizeof(BlockState) <= kStateBytes);
 
 template <class T, int kDqk, int kDvo>
 __host__ __device__ constexpr int shared_bytes(int stages) {
-  int bytes = FewRows<T, kDqk, kDvo, 16>::shared_bytes(stages);
-  if constexpr (kWide<kDqk, kDvo>) {
-    const int many = ManyRows<T, kDqk, kDvo, 64>::shared_bytes();
-    return (many > bytes ? many : bytes) + kStateBytes;
-  } else {
-    bytes = FewRows<T, kDqk, kDvo, 32>::shared_bytes(stages);
-    const int many = ManyRows<T, kDqk, kDvo, 128>::shared_bytes();
-    return (many > bytes ? many : bytes) + kStateBytes;
-  }
+  const int few = FewRows<T, kDqk, kDvo, 16>::shared_bytes(stages);
+  const int many = ManyRows<T, kDqk, kDvo, kTileRows<kDqk, kDvo>>::shared_bytes();
+  return (many > few ? many : few) + kStateBytes;
 }
 
-__device__ __forceinline__ void init_barriers(Barriers& barriers) {
+/// `arrivals` of each warp.
+__device__ __forceinline__ void init_barriers(Barriers& barriers, int arrivals) {
   constexpr int kFew = 12;
   const int i = static_cast<int>(threadIdx.x);
-  if (i < kFew) init_barrier(barriers.few[0][i], 32);
-  if (i >= kFew && i < kFew + 2) init_barrier(barriers.many[i - kFew], kThreads);
+  if (i < kFew) init_barrier(barriers.few[0][i], arrivals);
+  if (i >= kFew && i < kFew + 2) init_barrier(barriers.many[i - kFew], kWarps * arrivals);
   publish_shared();
 }
 
 /// Attention of stacked rows [begin, begin + count) of an item.
 template <class T, int kDqk, int kDvo>
-__device__ __forceinline__ void attend_tile(const AttendParams& p, const detail::WorkItem& item, int head, int begin,
-                                            int count, unsigned char* shared, Barriers& barriers, unsigned& phases) {
+__device__ __forceinline__ void attend_tile(const AttendParams& p, const DeviceItem& item, int head, int begin,
+                                            int count, unsigned char* shared, BlockState& state, NextWork& next,
+                                            unsigned& phases) {
+  const auto run = [&](auto kernel) {
+    decltype(kernel)::type::attend(p, item, head, begin, count, shared, state.barriers, next, phases);
+  };
   if (count <= 8) {
-    FewRows<T, kDqk, kDvo, 8>::attend(p, item, head, begin, count, shared, barriers, phases);
+    run(std::type_identity<FewRows<T, kDqk, kDvo, 8>>());
   } else if (count <= 16) {
-    FewRows<T, kDqk, kDvo, 16>::attend(p, item, head, begin, count, shared, barriers, phases);
-  } else if constexpr (kWide<kDqk, kDvo>) {
-    ManyRows<T, kDqk, kDvo, 64>::attend(p, item, head, begin, count, shared, barriers, phases);
-  } else if (count <= 32) {
-    FewRows<T, kDqk, kDvo, 32>::attend(p, item, head, begin, count, shared, barriers, phases);
-  } else if (count <= 64) {
-    ManyRows<T, kDqk, kDvo, 64>::attend(p, item, head, begin, count, shared, barriers, phases);
+    run(std::type_identity<FewRows<T, kDqk, kDvo, 16>>());
+  } else if (kWide<kDqk, kDvo> || count <= 64) {
+    run(std::type_identity<ManyRows<T, kDqk, kDvo, 64>>());
   } else {
-    ManyRows<T, kDqk, kDvo, 128>::attend(p, item, head, begin, count, shared, barriers, phases);
+    run(std::type_identity<ManyRows<T, kDqk, kDvo, kTileRows<kDqk, kDvo>>>());
   }
 }
 
 template <class T, int kDqk, int kDvo>
 __global__ void __launch_bounds__(kThreads, kWide<kDqk, kDvo> ? 1 : 2) attend(const __grid_constant__ AttendParams p) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  constexpr int kTile = kWide<kDqk, kDvo> ? 64 : 128;
+  constexpr int kTile = kTileRows<kDqk, kDvo>;
   auto& state = *reinterpret_cast<BlockState*>(shared + shared_bytes<T, kDqk, kDvo>(p.stages) - kStateBytes);
+  int piece = static_cast<int>(blockIdx.x);
+  fetch_item(p, piece, state.work.items[0]);
   const int total = p.plan.header->num_items * p.num_kv_heads;
   release_dependents();
-  init_barriers(state.barriers);
+  init_barriers(state.barriers, KvLoader<T, kDqk, kDvo, kTileKeys>::kArrivals);
+  wait_copies();
   __syncthreads();
   unsigned phases = 0;
-  int work = static_cast<int>(blockIdx.x);
-  while (work < total) {
-    if (threadIdx.x == 0) state.next = static_cast<int>(gridDim.x) + atomicAdd(p.queue, 1);
-    const detail::WorkItem item = p.plan.items[work / p.num_kv_heads];
-    const int head = work % p.num_kv_heads;
+  for (int slot = 0; piece < total; slot = 1 - slot) {
+    const DeviceItem& item = state.work.items[slot];
+    const int head = piece % p.num_kv_heads;
     const int stacked = item.num_rows * p.group_size;
     for (int begin = 0; begin < stacked; begin += kTile) {
-      attend_tile<T, kDqk, kDvo>(p, item, head, begin, min(kTile, stacked - begin), shared, state.barriers, phases);
+      NextWork next(p, state.work, 1 - slot, begin + kTile >= stacked);
+      attend_tile<T, kDqk, kDvo>(p, item, head, begin, min(kTile, stacked - begin), shared, state, next, phases);
+      wait_copies();
       publish_shared();  // the next tile's bulk copies go where this one's states and rows were
       __syncthreads();
     }
-    work = state.next;
-    __syncthreads();
+    piece = state.work.piece;
   }
 }
 

@@ -1,7 +1,7 @@
 // Barriers in shared memory that count copies under way, and the bulk copy engine of Hopper.
 //
-// A tile of KV is there when its barrier's phase ends: 32 lanes of each loading warp arrive, and all bytes announced
-// have come. Ordinary asynchronous copies (sm_80) take part by arriving when they are done.
+// A tile of KV is there when its barrier's phase ends: its loaders have arrived, and all bytes announced have come.
+// Ordinary asynchronous copies (sm_80) take part by arriving when they are done.
 #pragma once
 
 #include "cuda/params.h"
@@ -38,10 +38,19 @@ __device__ __forceinline__ void arrive_after_copies(Barrier& barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(shared_address(&barrier)) : "memory");
 }
 
-/// Announces bytes of bulk copies. The caller, or another thread, still has to arrive.
-__device__ __forceinline__ void expect_bytes(Barrier& barrier, int bytes) {
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(&barrier)), "r"(bytes)
-               : "memory");
+/// Arrives and announces bytes of bulk copies, without which the phase does not end.
+__device__ __forceinline__ void arrive_expecting(Barrier& barrier, int bytes) {
+  asm volatile(
+      "{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;\n}\n" ::"r"(shared_address(&barrier)),
+      "r"(bytes)
+      : "memory");
+}
+
+/// True for one lane of the warp, which the compiler then knows to be alone.
+__device__ __forceinline__ bool elect_lane() {
+  std::uint32_t elected;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(elected));
+  return elected != 0;
 }
 
 /// Waits for the end of the phase of this parity.

@@ -17,7 +17,7 @@ namespace headwater::cuda {
 namespace {
 
 constexpr std::size_t kQueueBytes = sizeof(std::int32_t);
-constexpr std::size_t kAlignment = 16;  ///< of the arrays in a blob
+constexpr std::size_t kAlignment = 64;  ///< of the arrays in a blob
 
 std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -45,7 +45,7 @@ class Arrays {
 /// in use are copied.
 struct Blob {
   Header* header;
-  detail::WorkItem* items;
+  DeviceItem* items;
   ItemRow* item_rows;
   std::int32_t* merge_rows;
   std::int32_t* merge_indptr;
@@ -58,7 +58,7 @@ struct Blob {
   Blob(std::byte* data, const Capacity& c) {
     Arrays arrays(data);
     header = arrays.take<Header>(1);
-    items = arrays.take<detail::WorkItem>(c.max_items);
+    items = arrays.take<DeviceItem>(std::max<std::int64_t>(c.max_items, 1));
     item_rows = arrays.take<ItemRow>(c.max_rows + c.max_partials);
     merge_rows = arrays.take<std::int32_t>(c.max_rows);
     merge_indptr = arrays.take<std::int32_t>(c.max_rows + 1);
@@ -98,6 +98,12 @@ void copy(const std::vector<Element>& from, Element* to) {
   if (!from.empty()) std::memcpy(to, from.data(), from.size() * sizeof(Element));
 }
 
+ItemRow item_row(const detail::PlanData& plan, std::int32_t i) {
+  const std::int32_t row = plan.item_rows[static_cast<std::size_t>(i)];
+  const detail::RowRange& range = plan.rows[static_cast<std::size_t>(row)];
+  return {row, range.lo, range.hi, range.pos};
+}
+
 /// The plan's arrays into a blob; returns the bytes used.
 std::size_t pack(const detail::PlanData& plan, const Blob& to) {
   // Heads are dealt to thread blocks here: the parts of an item that the plan split by heads, which follow one another,
@@ -108,17 +114,15 @@ std::size_t pack(const detail::PlanData& plan, const Blob& to) {
     if (item.kv_head_begin != 0) continue;
     const std::int64_t pages = pages_of(item, plan.page_size[static_cast<std::size_t>(item.view)]);
     std::copy_n(plan.page_ids.data() + item.page_begin, pages, to.page_ids + at);
-    detail::WorkItem& mine = to.items[num_items++];
-    mine = item;
+    DeviceItem& mine = to.items[num_items++];
+    mine = {item, item_row(plan, item.row_begin), {}};
+    std::copy_n(to.page_ids + at, std::min<std::int64_t>(pages, kFirstPages), mine.first_pages);
     mine.kv_head_end = static_cast<std::int16_t>(plan.shape.num_kv_heads);
     mine.page_begin = at;
     at += static_cast<std::int32_t>(pages);
   }
-  for (std::size_t i = 0; i < plan.item_rows.size(); ++i) {
-    const std::int32_t row = plan.item_rows[i];
-    const detail::RowRange& range = plan.rows[static_cast<std::size_t>(row)];
-    to.item_rows[i] = {row, range.lo, range.hi, range.pos};
-  }
+  const auto num_rows = static_cast<std::int32_t>(plan.item_rows.size());
+  for (std::int32_t i = 0; i < num_rows; ++i) to.item_rows[i] = item_row(plan, i);
   copy(plan.merge_rows, to.merge_rows);
   copy(plan.merge_indptr, to.merge_indptr);
   copy(plan.merge_slots, to.merge_slots);
@@ -205,8 +209,9 @@ DevicePlan::Impl::Impl(const AttentionShape& s, const Capacity& c)
       std::clamp<std::int64_t>((merge_warps + kMergeWarps - 1) / kMergeWarps, 1, launch.most_merge_blocks));
   check(cudaMemset(queue.data, 0, kQueueBytes), "cudaMemset");
   const Blob there(blob.data, c);
-  view = {there.header,       there.items,       there.item_rows,  there.merge_rows,
-          there.merge_indptr, there.merge_slots, there.empty_rows, there.page_ids};
+  view = {there.header,      there.items,      static_cast<std::int32_t>(std::max<std::int64_t>(c.max_items, 1)),
+          there.item_rows,   there.merge_rows, there.merge_indptr,
+          there.merge_slots, there.empty_rows, there.page_ids};
   facts.shape = s;
 }
 

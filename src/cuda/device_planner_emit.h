@@ -19,6 +19,16 @@ HEADWATER_ON_TEAM std::int32_t position_of_row(const PlannerInput& in, const Scr
   return low;
 }
 
+/// Row q, in order of position, as kernels read it.
+template <class Scratch>
+HEADWATER_ON_TEAM ItemRow item_row(const PlannerInput& in, const Scratch& s, std::int32_t q) {
+  const std::int32_t p = position_of_row(in, s, q);
+  const std::int32_t i = s.order[p];
+  const std::int32_t j = q - s.row_begin[p];
+  const std::int32_t pos = s.length[i] - (s.row_indptr[i + 1] - s.row_indptr[i]) + j;
+  return {s.row_indptr[i] + j, 0, in.causal ? detail::greater(0, pos + 1) : s.length[i], pos};
+}
+
 /// A row's part of a unit.
 struct RowUnit {
   std::int32_t unit;
@@ -100,13 +110,9 @@ HEADWATER_ON_TEAM void emit_rows(const Team& team, const detail::CostModel& cost
                          : std::int64_t{slots} << (2 * kRowBits) | std::int64_t{slots > 0 ? 1 : 0} << kRowBits;
       },
       [&](int q, std::int64_t before) {
-        const std::int32_t p = position_of_row(in, s, q);
-        const std::int32_t i = s.order[p];
-        const std::int32_t j = q - s.row_begin[p];
-        const std::int32_t rows = s.row_indptr[i + 1] - s.row_indptr[i];
-        const std::int32_t pos = s.length[i] - rows + j;
-        const std::int32_t row = s.row_indptr[i] + j;
-        out.item_rows[q] = {row, 0, in.causal ? detail::greater(0, pos + 1) : s.length[i], pos};
+        out.item_rows[q] = item_row(in, s, q);
+        const std::int32_t row = out.item_rows[q].row;
+        const std::int32_t i = s.order[position_of_row(in, s, q)];
         const std::int32_t slots = slots_of(i, q);
         if (slots < 0) out.empty_rows[before & kRowMask] = row;
         if (slots <= 0) return;
@@ -162,9 +168,9 @@ HEADWATER_ON_TEAM void emit_items(const Team& team, const detail::CostModel& cos
     const auto border = [&](std::int32_t p) {
       if (p == parts) return unit.end;
       const std::int32_t even = unit.begin + share * p + rest * p / parts;
-      return p == 0 ? unit.begin : even >> in.page_shift << in.page_shift;
+      return p == 0 ? unit.begin : even / in.part_grain * in.part_grain;
     };
-    detail::WorkItem item;
+    DeviceItem item;
     item.pos_begin = border(part);
     item.num_tokens = border(part + 1) - item.pos_begin;
     item.page_begin = static_cast<std::int32_t>(unit.request * in.row_stride) + (item.pos_begin >> in.page_shift);
@@ -175,6 +181,11 @@ HEADWATER_ON_TEAM void emit_items(const Team& team, const detail::CostModel& cos
     item.kv_head_end = static_cast<std::int16_t>(in.num_kv_heads);
     item.unmasked_end = detail::greater(0, detail::lesser(item.num_tokens, unit.all_end - item.pos_begin));
     item.cost_ps = std::int64_t{s.units.cost[u]} << list.shift;
+    item.first_row = item_row(in, s, item.row_begin);
+    const std::int32_t page_mask = (1 << in.page_shift) - 1;
+    const std::int32_t pages = (item.first_token + item.num_tokens + page_mask) >> in.page_shift;
+    const std::int32_t* from = in.block_table + unit.request * in.row_stride + (item.pos_begin >> in.page_shift);
+    for (std::int32_t j = 0; j < kFirstPages; ++j) item.first_pages[j] = j < pages ? from[j] : 0;
     out.items[k] = item;
   });
 }

@@ -16,6 +16,7 @@ constexpr std::int64_t kMostBlocks = (1 << 20) - 1;
 constexpr std::int64_t kMostRows = (1 << 20) - 1;
 constexpr std::int64_t kStatesPerRow = 15;  ///< 256 rows of 32 heads of 128: 60.5 MiB of workspace
 constexpr std::int64_t kStatesOfFewRows = 256 * kStatesPerRow;
+constexpr std::int32_t kLeastPart = 128;  ///< tokens
 constexpr std::int64_t kPartsPerWorker = 8;
 
 [[noreturn]] void unsupported(const std::string& what) {
@@ -103,6 +104,8 @@ PlannerInput planner_input(const AttentionShape& shape, const PlanOptions& optio
   in.min_pages = thresholds.min_pages;
   in.min_members = thresholds.min_members;
   in.num_kv_heads = shape.num_kv_heads;
+  in.part_grain = (cost.part_tokens() + limits.page_size - 1) / limits.page_size * limits.page_size;
+  in.least_part = std::max(kLeastPart, in.part_grain);
   in.max_rows = static_cast<std::int32_t>(rows_of(limits));
   in.max_items = static_cast<std::int32_t>(capacity.max_items);
   in.max_partials = static_cast<std::int32_t>(capacity.max_partials);

@@ -48,6 +48,8 @@ struct PlannerInput {
   std::int32_t min_pages = 1;
   std::int32_t min_members = 2;
   std::int32_t num_kv_heads = 1;
+  std::int32_t part_grain = 1;    ///< parts are cut at multiples of so many tokens
+  std::int32_t least_part = 128;  ///< tokens
 
   // What the plan's memory holds.
   std::int32_t max_rows = 0;
@@ -59,7 +61,7 @@ struct PlannerInput {
 /// Where the plan goes, device memory.
 struct PlannerOutput {
   Header* header = nullptr;
-  detail::WorkItem* items = nullptr;
+  DeviceItem* items = nullptr;
   ItemRow* item_rows = nullptr;
   std::int32_t* merge_rows = nullptr;
   std::int32_t* merge_indptr = nullptr;

@@ -10,7 +10,6 @@
 
 namespace headwater::cuda {
 
-inline constexpr std::int32_t kLeastPartShift = 7;  ///< parts of at least 128 tokens
 inline constexpr std::int32_t kMostParts = 0x7fff;
 inline constexpr int kCostBits = 26;  ///< of all costs together, scaled
 inline constexpr std::int32_t kNoLimit = 0x7fffffff;
@@ -137,7 +136,6 @@ template <class Team, class Scratch>
 HEADWATER_ON_TEAM std::int64_t list_units(const Team& team, const detail::CostModel& cost, const PlannerInput& in,
                                           Scratch& s, UnitList& list) {
   const std::int32_t nodes = list.num_nodes;
-  const std::int32_t grain = detail::greater(kLeastPartShift, in.page_shift);
   std::int64_t mine = 0;
   const std::int32_t total = team.scan(
       nodes + in.num_requests,
@@ -186,7 +184,7 @@ HEADWATER_ON_TEAM std::int64_t list_units(const Team& team, const detail::CostMo
               tokens * read + cost.compute_ps(tokens, rows) + cost.item_ps(rows) + cost.partial_ps(shared ? rows : 0);
           s.units.piece[u] = node ? x : -1 - (x - nodes);
           s.units.ps[u] = ps;
-          s.units.most[u] = detail::lesser(kMostParts, detail::greater(1, tokens >> grain));
+          s.units.most[u] = detail::lesser(kMostParts, detail::greater(1, tokens / in.least_part));
           s.units.rows[u] = shared ? -rows : rows;
           mine += ps * s.units.tiles[u];
           tile += s.units.tiles[u];
@@ -302,8 +300,8 @@ HEADWATER_ON_TEAM void balance(const Team& team, const detail::CostModel& cost, 
                                UnitList& list, std::int64_t sum_ps, std::int64_t saved_ps) {
   list.shift = detail::greater(0, detail::top_bit(static_cast<unsigned long long>(sum_ps) | 1U) + 1 - kCostBits);
   const auto scaled = static_cast<std::uint32_t>(sum_ps >> list.shift);
-  const auto ideal =
-      detail::greater(1, static_cast<std::int32_t>(scaled / static_cast<std::uint32_t>(cost.num_workers())));
+  const auto workers = static_cast<std::uint32_t>(cost.num_workers());
+  const auto ideal = detail::greater(1, static_cast<std::int32_t>((scaled + workers - 1) / workers));
   const std::int32_t least = candidate_limit(kFinest, ideal);
   if (team.rank() == 0) s.units.num_large = 0;
   team.barrier();
@@ -347,16 +345,24 @@ HEADWATER_ON_TEAM void balance(const Team& team, const detail::CostModel& cost, 
   list.limit = candidate_limit(better ? fastest : first, ideal);
   if (better) best = time_of(fastest);
   bool cut = false;
+  bool many = false;
+  bool few = false;
   team.each(list.num_units, [&](int u) {
     const std::int32_t parts = parts_for(s, u, list.limit);
     s.units.cost[u] = part_cost(s, u, parts);
     s.units.parts[u] = parts;
     cut = cut || parts > 1 || s.units.rows[u] < 0;
+    const bool by_many = cost.is_many(s.units.rows[u] < 0 ? -s.units.rows[u] : s.units.rows[u]);
+    many = many || by_many;
+    few = few || !by_many;
   });
+  if (in.policy != Policy::automatic) return team.barrier();
   const bool merges = team.any(cut);
+  const bool both = team.any(many) && team.any(few);
   const std::int64_t work = std::int64_t{best} << list.shift;
   const std::int64_t saved = saved_ps == 0 ? 0 : saved_ps / cost.num_workers();  // seldom: a slow division
-  list.predicted_ps = detail::greater<std::int64_t>(0, work - saved) + cost.launch_ps() * (merges ? 2 : 1);
+  list.predicted_ps = detail::greater<std::int64_t>(0, work - saved) + cost.launch_ps() * (merges ? 2 : 1) +
+                      (both ? cost.many_start_ps() : 0);
 }
 
 /// Units and parts of the cut in force, or, with num_nodes = 0, of none.

@@ -1,4 +1,4 @@
-// Attention of few stacked rows (8, 16 or 32): the decode case. Operands are swapped, S^T = K Q^T and O^T = V^T P^T, so
+// Attention of few stacked rows (8 or 16): the decode case. Operands are swapped, S^T = K Q^T and O^T = V^T P^T, so
 // that query rows lie on the narrow side (8) of the matrix instruction and little of it is padding.
 //
 // The four warps work on 16-key tiles in turn, each with its own pipeline of copies and its own softmax: no barrier of
@@ -12,6 +12,7 @@
 
 #include "cuda/leave.cuh"
 #include "cuda/rows.cuh"
+#include "cuda/work.cuh"
 
 namespace headwater::cuda {
 
@@ -42,66 +43,59 @@ class FewRows {
     return pipeline_bytes(stages) + QLayout::kBytes + static_cast<int>(sizeof(RowTile<kN>));
   }
 
-  __device__ static void attend(const AttendParams& p, const detail::WorkItem& item, int head, int begin, int count,
-                                unsigned char* shared, Barriers& barriers, unsigned& phases) {
+  __device__ static void attend(const AttendParams& p, const DeviceItem& item, int head, int begin, int count,
+                                unsigned char* shared, Barriers& barriers, NextWork& next, unsigned& phases) {
     unsigned char* q = shared + pipeline_bytes(p.stages);
     RowTile<kN>& tile = *reinterpret_cast<RowTile<kN>*>(q + QLayout::kBytes);
     FewRows self(p, item, head, tile, q, shared, barriers, phases);
     const RowFiller<kN, kDvo> rows(p, item, head, begin, count);
-    self.start();
-    rows.fill(tile, p);
-    __syncthreads();
-    load_q<kDqk, QLayout>(q, tile, p);
-    wait_copies();
-    __syncthreads();
-    self.loop();
+    self.loop(rows, next);
     phases = self.phases_;
+    next.fetch();
     __syncthreads();
     self.leave(count);
   }
 
  private:
-  __device__ FewRows(const AttendParams& p, const detail::WorkItem& item, int head, const RowTile<kN>& tile,
-                     const unsigned char* q, unsigned char* pipeline, Barriers& barriers, unsigned phases)
+  __device__ FewRows(const AttendParams& p, const DeviceItem& item, int head, RowTile<kN>& tile, unsigned char* q,
+                     unsigned char* pipeline, Barriers& barriers, unsigned phases)
       : p_(p),
         item_(item),
         head_(head),
         tile_(tile),
         q_(q),
         states_(reinterpret_cast<float*>(pipeline)),
-        loader_(p, item, head),
+        warp_(warp_index()),
         lane_(static_cast<int>(threadIdx.x % 32)),
-        warp_(static_cast<int>(threadIdx.x / 32)),
+        loader_(p, item, head, warp_),
         mine_(pipeline + warp_ * (p.stages * kStageBytes + kWideBytes)),
         barriers_(barriers.few[warp_]),
         phases_(phases) {
     const int tiles = (item.num_tokens + kTileKeys - 1) / kTileKeys;
     num_tiles_ = tiles > warp_ ? (tiles - warp_ + kWarps - 1) / kWarps : 0;
-#pragma unroll
-    for (int i = 0; i < 3; ++i) pages_[i] = loader_.page_of(first_of(i));
   }
 
   [[nodiscard]] __device__ std::int32_t first_of(int i) const { return (warp_ + i * kWarps) * kTileKeys; }
 
-  /// Copies of this warp's tile i, if there is one, from `pages` into its stage.
-  __device__ __forceinline__ void fetch(int i, int stage, std::int32_t pages) {
-    if (i < num_tiles_) {
-      unsigned char* to = mine_ + stage * kStageBytes;
-      loader_.load(first_of(i), pages, 0, to, to + kKBytes, barriers_[stage]);
-    }
+  /// Copies of this warp's tile i, if there is one, into its stage.
+  __device__ __forceinline__ void fetch(int i, int stage) {
+    if (i >= num_tiles_) return;
+    unsigned char* to = mine_ + stage * kStageBytes;
+    loader_.load(i, 0, to, to + kKBytes, barriers_[stage]);
   }
 
-  /// Fills all stages but one. pages_[0] is then that of the next tile to be copied.
-  __device__ __forceinline__ void start() {
-#pragma unroll 1
-    for (int i = 0; i + 1 < p_.stages; ++i) {
-      fetch(i, i, pages_[0]);
-      pages_[0] = pages_[1];
-      pages_[1] = pages_[2];
+  /// q to shared memory, and this thread's fragments of it; what the loop starts from. By all warps, while the first
+  /// tiles come.
+  __device__ __forceinline__ void prepare(const RowFiller<kN, kDvo>& rows) {
+    rows.fill(tile_, p_);
+    __syncthreads();
+    load_q<kDqk, QLayout>(q_, tile_, p_);
+    wait_copies();
+    __syncthreads();
+    if constexpr (kKeepQ) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) load_q_step(s, q_kept_[s]);
     }
-  }
-
-  __device__ __forceinline__ void loop() {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       max_[j][0] = max_[j][1] = minus_infinity();
@@ -109,20 +103,26 @@ class FewRows {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) o_[b][j][0] = o_[b][j][1] = o_[b][j][2] = o_[b][j][3] = 0.0F;
     }
-    if constexpr (kKeepQ) {
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) load_q_step(s, q_kept_[s]);
-    }
+  }
+
+  /// Copies run stages - 1 tiles ahead of the products.
+  __device__ __forceinline__ void loop(const RowFiller<kN, kDvo>& rows, NextWork& next) {
     const float scale = scale_of(p_, head_);
+    const int ahead = p_.stages - 1;
+#pragma unroll 1
+    for (int i = 0; i < ahead; ++i) fetch(i, i);
+    prepare(rows);
+    const int claim_at = max(0, num_tiles_ - 3);
     int stage = 0;
     for (int i = 0; i < num_tiles_; ++i) {
+      if (i == claim_at) next.claim();
       __syncwarp();  // the stage before this one has been read by all lanes
-      fetch(i + p_.stages - 1, stage == 0 ? p_.stages - 1 : stage - 1, pages_[0]);
-      pages_[0] = loader_.page_of(first_of(i + p_.stages));
+      fetch(i + ahead, stage == 0 ? ahead : stage - 1);
       wait(barriers_[stage], phases_ >> stage & 1U);
       phases_ ^= 1U << stage;
       unsigned char* k = mine_ + stage * kStageBytes;
       unsigned char* v = k + kKBytes;
+      stage = stage == ahead ? 0 : stage + 1;
       if constexpr (T::kFp8) {
         unsigned char* wide = mine_ + p_.stages * kStageBytes;
         widen_rows<Element, kDqk, KLayout>(wide, 0, k);
@@ -132,7 +132,6 @@ class FewRows {
         v = wide + KLayout::kBytes;
       }
       attend_tile(first_of(i), scale, k, v);
-      if (++stage == p_.stages) stage = 0;
     }
   }
 
@@ -174,12 +173,15 @@ class FewRows {
       }
     }
     const bool masked = first < item_.unmasked_begin || first + kTileKeys > item_.unmasked_end;
-    if (masked) clear_unseen<kDvo, VLayout>(v, 0, tile_, p_.num_sink_tokens, item_.pos_begin + first);
+    if (masked) [[unlikely]]
+      clear_unseen<kDvo, VLayout>(v, 0, tile_, p_.num_sink_tokens, item_.pos_begin + first);
     std::uint32_t b[kColumns][2];
-    if (masked || p_.soft_cap > 0.0F || p_.alibi_slopes != nullptr || !(scale > 0.0F)) {
-      adjust(s, scale, item_.pos_begin + first + lane_ / 4, masked);
+    if (p_.soft_cap > 0.0F || p_.alibi_slopes != nullptr || !(scale > 0.0F)) [[unlikely]] {
+      adjust(s, scale, item_.pos_begin + first + lane_ / 4);
       scale = 1.0F;
     }
+    if (masked) [[unlikely]]
+      mask(s, item_.pos_begin + first + lane_ / 4);
     soften(s, scale, b);
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
@@ -190,21 +192,28 @@ class FewRows {
     }
   }
 
-  /// Cap, ALiBi and mask, seldom needed: out of the way of the plain path. Leaves scores in base 2. This thread holds
-  /// keys `pos` and pos + 8 of columns 8 j + 2 (lane % 4) + {0, 1}.
-  __device__ __forceinline__ void adjust(float (&s)[kColumns][4], float scale, std::int32_t pos, bool masked) {
+  /// Cap and ALiBi, seldom needed: out of the way of the plain path. Leaves scores in base 2. This thread holds keys
+  /// `pos` and pos + 8 of columns 8 j + 2 (lane % 4) + {0, 1}.
+  __device__ __forceinline__ void adjust(float (&s)[kColumns][4], float scale, std::int32_t pos) {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int n = 8 * j + 2 * (lane_ % 4) + c;
-        const std::int32_t hi = min(tile_.hi[n], item_.pos_begin + item_.num_tokens);
+      for (int i = 0; i < 4; ++i) {
+        const int n = 8 * j + 2 * (lane_ % 4) + i % 2;
+        s[j][i] = score(s[j][i], scale, p_.soft_cap, tile_.slope[n], pos + i / 2 * 8 - tile_.pos[n]);
+      }
+    }
+  }
+
+  /// Hides keys that a row does not see, or that lie past the item.
+  __device__ __forceinline__ void mask(float (&s)[kColumns][4], std::int32_t pos) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          float& x = s[j][2 * h + c];
-          x = score(x, scale, p_.soft_cap, tile_.slope[n], pos + 8 * h - tile_.pos[n]);
-          if (masked && !sees(tile_.lo[n], hi, p_.num_sink_tokens, pos + 8 * h)) x = minus_infinity();
-        }
+    for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int n = 8 * j + 2 * (lane_ % 4) + i % 2;
+        const std::int32_t hi = min(tile_.hi[n], item_.pos_begin + item_.num_tokens);
+        if (!sees(tile_.lo[n], hi, p_.num_sink_tokens, pos + i / 2 * 8)) s[j][i] = minus_infinity();
       }
     }
   }
@@ -316,19 +325,18 @@ class FewRows {
   }
 
   const AttendParams& p_;
-  const detail::WorkItem& item_;
+  const DeviceItem& item_;
   int head_;
-  const RowTile<kN>& tile_;
-  const unsigned char* q_;
+  RowTile<kN>& tile_;
+  unsigned char* q_;
   float* states_;
-  Loader loader_;
-  int lane_;
   int warp_;
+  int lane_;
+  Loader loader_;
   unsigned char* mine_;
   Barrier* barriers_;  ///< of this warp's stages
   unsigned phases_;    ///< bit s: parity of the phase that stage s's barrier is in
   int num_tiles_;
-  std::int32_t pages_[3];
   float max_[kColumns][2];
   float sum_[kColumns][2];
   float o_[kBlocks][kColumns][4];

@@ -10,12 +10,19 @@
 
 namespace headwater::cuda {
 
+inline constexpr int kThreads = 128;
+inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kTileKeys = 16;  ///< KV rows that a warp loads at once
+
+/// This thread's warp, the same register for all its lanes.
+__device__ __forceinline__ int warp_index() {
+  return __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x / 32), 0);
+}
 
 /// Bytes [0, 16) at `from` to shared memory, by elements of kElement bytes where `aligned` is false; zeros if unwanted.
 template <int kElement>
 __device__ __forceinline__ void copy16(unsigned char* to, const unsigned char* from, bool aligned, bool wanted) {
-  if (aligned) {
+  if (aligned) [[likely]] {
     copy_async16(to, from, wanted);
     return;
   }
@@ -35,7 +42,7 @@ __device__ __forceinline__ void copy16(unsigned char* to, const unsigned char* f
 template <int kElement, int kChunks, class Layout>
 __device__ __forceinline__ void copy_rows(const unsigned char* row, int first_lane, unsigned char* to, int at,
                                           unsigned present, bool aligned) {
-#pragma unroll 2
+#pragma unroll 1
   for (int c = static_cast<int>(threadIdx.x % 32); c < kChunks * kTileKeys; c += 32) {
     const int token = c / kChunks;
     const int chunk = c % kChunks;
@@ -45,43 +52,51 @@ __device__ __forceinline__ void copy_rows(const unsigned char* row, int first_la
   }
 }
 
-/// Loads into tiles of kRows rows of K and of V.
+/// One warp's loader. The warps take turns: chunk j of warp w are tokens from (j kWarps + w) kTileKeys on. Chunks are
+/// loaded in order, into tiles of kRows rows of K and of V.
 template <class T, int kDqk, int kDvo, int kRows>
 class KvLoader {
  public:
   using KLayout = LoadLayout<T::kFp8, kRows, kDqk>;
   using VLayout = LoadLayout<T::kFp8, kRows, kDvo>;
+  /// Whether tiles can come by the bulk copy engine.
   static constexpr bool kBulk = kHasBulkCopies && (T::kFp8 || (kDqk % 64 == 0 && kDvo % 64 == 0));
+  /// Arrivals of a warp at a chunk's barrier.
+  static constexpr int kArrivals = kBulk ? 1 : 32;
 
-  __device__ __forceinline__ KvLoader(const AttendParams& p, const detail::WorkItem& item, int head)
+  __device__ __forceinline__ KvLoader(const AttendParams& p, const DeviceItem& item, int head, int warp)
       : p_(p),
+        item_(item),
         page_ids_(p.plan.page_ids + item.page_begin),
         first_token_(item.first_token),
         num_tokens_(item.num_tokens),
         view_(item.view),
         head_(head),
+        warp_(warp),
         lane_(static_cast<int>(threadIdx.x % 32)) {
     const CacheView& cache = p.kv[view_];
     page_shift_ = cache.page_shift;
     bulk_ = kBulk && cache.mapped && first_token_ % min(kTileKeys, 1 << page_shift_) == 0;
+    pages_ = bulk_ ? pages_of_batch(0) : pages_of_chunk(0);
+    next_pages_ = bulk_ ? pages_of_batch(1) : -1;
   }
 
   /// Whether tiles come by the bulk copy engine.
   [[nodiscard]] __device__ __forceinline__ bool bulk() const { return kBulk && bulk_; }
 
-  /// Page of token `first + lane % 16` of the item; -1: none. May lie past the pool.
-  [[nodiscard]] __device__ __forceinline__ std::int32_t page_of(std::int32_t first) const {
-    const std::int32_t t = first + lane_ % kTileKeys;
-    return t < num_tokens_ ? page_ids_[(first_token_ + t) >> page_shift_] : -1;
-  }
-
-  /// Starts the copies of tokens [first, first + 16), whose pages are `page` (lane % 16 each), to rows from `at` on of
-  /// the tiles k and v. Each lane arrives once at the barrier.
-  __device__ __forceinline__ void load(std::int32_t first, std::int32_t page, int at, unsigned char* k,
-                                       unsigned char* v, Barrier& barrier) const {
-    const std::int32_t in_page = (first_token_ + first + lane_ % kTileKeys) & ((1 << page_shift_) - 1);
-    if (kBulk && bulk_) {
-      load_boxes(in_page, page, at, k, v, barrier);
+  /// Starts the copies of chunk j to rows from `at` on of the tiles k and v.
+  __device__ __forceinline__ void load(int j, int at, unsigned char* k, unsigned char* v, Barrier& barrier) {
+    if constexpr (kBulk) {
+      if (bulk_) [[likely]] {
+        load_boxes(j, at, k, v, barrier);
+        return;
+      }
+    }
+    const std::int32_t page = pages_;
+    pages_ = pages_of_chunk(j + 1);
+    const std::int32_t in_page = (first_token_ + first_of(j) + lane_ % kTileKeys) & ((1 << page_shift_) - 1);
+    if constexpr (kBulk) {
+      load_rows_apart(p_, view_, head_, in_page, page, at, k, v, barrier);
     } else {
       load_rows(p_, view_, head_, in_page, page, at, k, v, barrier);
     }
@@ -90,34 +105,75 @@ class KvLoader {
  private:
   static constexpr int kKBoxes = T::kFp8 ? 1 : kDqk / 64;
   static constexpr int kVBoxes = T::kFp8 ? 1 : kDvo / 64;
+  /// Chunks of each warp whose pages of 16 tokens or more are among the item's first.
+  static constexpr int kEarlyChunks = (kFirstPages - 1) / kWarps;
 
-  /// A lane copies a box: 128 bytes (fp8: a whole row) x the chunk's tokens in one page.
-  __device__ __forceinline__ void load_boxes(std::int32_t in_page, std::int32_t page, int at, unsigned char* k,
-                                             unsigned char* v, Barrier& barrier) const {
-    constexpr int kBoxes = kKBoxes + kVBoxes;
-    const int rows = min(kTileKeys, 1 << page_shift_);
-    const int row = lane_ / kBoxes * rows;
-    const int box = lane_ % kBoxes;
-    if (lane_ == 0) expect_bytes(barrier, kTileKeys * (kDqk + kDvo) * T::kKvBytes);
-    page = __shfl_sync(0xffffffffU, page, row);
-    in_page = __shfl_sync(0xffffffffU, in_page, row);
-    if (row < kTileKeys) {
-      if (box < kKBoxes) {
-        copy_box(k + KLayout::at(at + row, 0) + box * kRows * 128, p_.k_maps[view_], box * 64, in_page, head_, page,
-                 barrier);
-      } else {
-        copy_box(v + VLayout::at(at + row, 0) + (box - kKBoxes) * kRows * 128, p_.v_maps[view_], (box - kKBoxes) * 64,
-                 in_page, head_, page, barrier);
+  [[nodiscard]] __device__ __forceinline__ std::int32_t first_of(int j) const {
+    return (j * kWarps + warp_) * kTileKeys;
+  }
+
+  /// Page of the item's token t; -1: none. May lie past the pool.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t page_of(std::int32_t t) const {
+    return t < num_tokens_ ? page_ids_[(first_token_ + t) >> page_shift_] : -1;
+  }
+  /// Lane l: of token l % 16 of chunk j.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t pages_of_chunk(int j) const {
+    return page_of(first_of(j) + lane_ % kTileKeys);
+  }
+  /// For the bulk copy engine, which reads one page, or two of 8 tokens, for a chunk: lane l's are the page of chunk
+  /// 32 batch + l, or a page of chunk 16 batch + l / 2.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t pages_of_batch(int batch) const {
+    const bool halves = page_shift_ == 3;
+    const int j = halves ? batch * 16 + lane_ / 2 : batch * 32 + lane_;
+    return page_of(first_of(j) + (halves ? lane_ % 2 * 8 : 0));
+  }
+
+  /// Boxes of 128 bytes (fp8: whole rows) x the chunk's tokens in one page, all by one lane: the engine takes its
+  /// arguments from registers of the warp.
+  __device__ __forceinline__ void load_boxes(int j, int at, unsigned char* k, unsigned char* v, Barrier& barrier) {
+    const bool halves = page_shift_ == 3;
+    const int in_batch = halves ? j % 16 : j % 32;
+    if (in_batch == 0 && j > 0) [[unlikely]] {
+      pages_ = next_pages_;
+      next_pages_ = pages_of_batch(halves ? j / 16 + 1 : j / 32 + 1);
+    }
+    std::int32_t page;
+    std::int32_t second = -1;
+    const std::int32_t at_page = (first_token_ + first_of(j)) >> page_shift_;
+    if (j < kEarlyChunks && !halves) {
+      page = first_of(j) < num_tokens_ ? item_.first_pages[at_page] : -1;
+    } else {
+      page = __shfl_sync(0xffffffffU, pages_, halves ? 2 * in_batch : in_batch);
+      second = __shfl_sync(0xffffffffU, pages_, 2 * in_batch + 1);
+    }
+    if (elect_lane()) {
+      arrive_expecting(barrier, kTileKeys * (kDqk + kDvo) * T::kKvBytes);
+      const std::int32_t in_page = (first_token_ + first_of(j)) & ((1 << page_shift_) - 1);
+#pragma unroll 1
+      for (int half = 0; half <= (halves ? 1 : 0); ++half) {
+        copy_boxes(at + 8 * half, k, v, in_page, half == 0 ? page : second, barrier);
       }
     }
-    arrive(barrier);
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void copy_boxes(int at, unsigned char* k, unsigned char* v, std::int32_t in_page,
+                                             std::int32_t page, Barrier& barrier) const {
+#pragma unroll
+    for (int box = 0; box < kKBoxes; ++box) {
+      copy_box(k + KLayout::at(at, box * 8), p_.k_maps[view_], box * 64, in_page, head_, page, barrier);
+    }
+#pragma unroll
+    for (int box = 0; box < kVBoxes; ++box) {
+      copy_box(v + VLayout::at(at, box * 8), p_.v_maps[view_], box * 64, in_page, head_, page, barrier);
+    }
   }
 
   /// Lanes 0-15 know where the tokens' K rows lie, lanes 16-31 their V rows; for each 16 bytes a lane asks the one that
-  /// knows. Not inlined: where the bulk copy engine serves, its instructions are not in the way.
-  __device__ __noinline__ static void load_rows(const AttendParams& p, int view, int head, std::int32_t in_page,
-                                                std::int32_t page, int at, unsigned char* k, unsigned char* v,
-                                                Barrier& barrier) {
+  /// knows.
+  __device__ __forceinline__ static void load_rows(const AttendParams& p, int view, int head, std::int32_t in_page,
+                                                   std::int32_t page, int at, unsigned char* k, unsigned char* v,
+                                                   Barrier& barrier) {
     const CacheView& cache = p.kv[view];
     const PagedBytes& side = threadIdx.x % 32 < kTileKeys ? cache.k : cache.v;
     const bool there = page >= 0 && page < cache.num_pages;
@@ -126,22 +182,37 @@ class KvLoader {
     const unsigned present = __ballot_sync(0xffffffffU, there);
     copy_rows<T::kKvBytes, kDqk * T::kKvBytes / 16, KLayout>(row, 0, k, at, present, cache.aligned);
     copy_rows<T::kKvBytes, kDvo * T::kKvBytes / 16, VLayout>(row, kTileKeys, v, at, present, cache.aligned);
-    if (cache.aligned) {
+    if constexpr (kBulk) {
+      wait_copies();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) arrive(barrier);
+    } else if (cache.aligned) {
       arrive_after_copies(barrier);
     } else {
       arrive(barrier);
     }
   }
 
+  /// The seldom way where bulk copies are the usual one: its instructions are kept out of the others' way.
+  __device__ __noinline__ static void load_rows_apart(const AttendParams& p, int view, int head, std::int32_t in_page,
+                                                      std::int32_t page, int at, unsigned char* k, unsigned char* v,
+                                                      Barrier& barrier) {
+    load_rows(p, view, head, in_page, page, at, k, v, barrier);
+  }
+
   const AttendParams& p_;
+  const DeviceItem& item_;
   const std::int32_t* page_ids_;
   std::int32_t first_token_;
   std::int32_t num_tokens_;
   std::int32_t view_;
   int head_;
+  int warp_;
   int lane_;
   std::int32_t page_shift_;
   bool bulk_;
+  std::int32_t pages_;
+  std::int32_t next_pages_;
 };
 
 }  // namespace headwater::cuda

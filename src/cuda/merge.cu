@@ -15,71 +15,164 @@ __device__ void write_empty(const MergeParams& p, std::int32_t row, int head, in
   if (lane == 0) store_lse(p.out, row, head, lse);
 }
 
-__device__ void merge_row(const MergeParams& p, std::int32_t row, int head, const std::int32_t* slots, int count,
-                          int lane) {
-  const auto state_of = [&](int i) { return static_cast<std::int64_t>(slots[i]) * p.num_qo_heads + head; };
-  // Lane l holds states l, l + 32, ...: of the first 32 also in registers, the usual case.
-  const std::int64_t mine = lane < count ? state_of(lane) : 0;
-  const float my_lse = lane < count ? p.partial_lse[mine] : minus_infinity();
-  float max = my_lse;
-  for (int i = lane + 32; i < count; i += 32) max = fmaxf(max, p.partial_lse[state_of(i)]);
-  for (int lanes = 16; lanes > 0; lanes /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffU, max, lanes));
-  const float base = max == minus_infinity() ? 0.0F : max;
+/// What a warp merges: the plan's part, which was there before the states.
+struct MergeRow {
+  std::int32_t row = 0;
+  std::int32_t count = 0;
+  const std::int32_t* slots = nullptr;
+  std::int32_t my_slot = 0;  ///< lane l: slots[l], of the first 32
 
+  MergeRow() = default;
+  __device__ MergeRow(const PlanView& plan, int at, int lane) {
+    const std::int32_t first = plan.merge_indptr[at];
+    row = plan.merge_rows[at];
+    count = plan.merge_indptr[at + 1] - first;
+    slots = plan.merge_slots + first;
+    if (lane < count) my_slot = slots[lane];
+  }
+};
+
+/// Four elements of a state's O, for each of a lane's groups.
+__device__ __forceinline__ void load_state(const MergeParams& p, std::int64_t state, int lane, float4 (&o)[kQuads]) {
+  const float* from = p.partial_o + state * p.head_dim + 4 * lane;
+#pragma unroll
+  for (int quad = 0; quad < kQuads; ++quad) {
+    if (4 * lane + 128 * quad < p.head_dim) o[quad] = *reinterpret_cast<const float4*>(from + 128 * quad);
+  }
+}
+
+/// What some of a row's states add up to: O not yet divided by the sum of weights 2^(lse - base).
+struct Merged {
+  float base = 0.0F;  ///< greatest LSE; -inf: no keys
   float sum = 0.0F;
   float4 o[kQuads] = {};
-  for (int first = 0; first < count; first += 32) {
-    const int i = first + lane;
-    const std::int64_t state = first == 0 || i >= count ? mine : state_of(i);
-    const float weight = i >= count ? 0.0F : exp2f((first == 0 ? my_lse : p.partial_lse[state]) - base);
-    sum += weight;
-    const int here = min(32, count - first);
-#pragma unroll 8
-    for (int j = 0; j < here; ++j) {
-      const float w = __shfl_sync(0xffffffffU, weight, j);
-      const float* from = p.partial_o + __shfl_sync(0xffffffffU, state, j) * p.head_dim + 4 * lane;
+};
+
+/// States first, first + step, ... of a row.
+__device__ Merged merge_states(const MergeParams& p, const MergeRow& todo, int head, int first, int step, int lane) {
+  constexpr int kEarly = 4;  ///< states whose O is asked for before any LSE has come
+  const int count = first < todo.count ? (todo.count - first + step - 1) / step : 0;
+  const auto state_of = [&](std::int32_t slot) { return std::int64_t{slot} * p.num_qo_heads + head; };
+  const auto slot_of = [&](int i) { return todo.slots[first + i * step]; };
+  // Lane l holds states l, l + 32, ... of these: the first 32, the usual case, in registers.
+  const std::int32_t my_slot =
+      step == 1 ? todo.my_slot : __shfl_sync(0xffffffffU, todo.my_slot, (first + lane * step) % 32);
+  const std::int64_t mine = state_of(first + lane * step < 32 || lane >= count ? my_slot : slot_of(lane));
+  const float my_lse = lane < count ? p.partial_lse[mine] : minus_infinity();
+  float4 early[kEarly][kQuads] = {};
 #pragma unroll
-      for (int quad = 0; quad < kQuads; ++quad) {
-        if (4 * lane + 128 * quad >= p.head_dim) continue;
-        const float4 part = *reinterpret_cast<const float4*>(from + 128 * quad);
-        o[quad].x += w * part.x;
-        o[quad].y += w * part.y;
-        o[quad].z += w * part.z;
-        o[quad].w += w * part.w;
-      }
+  for (int j = 0; j < kEarly; ++j) {
+    const std::int64_t state = __shfl_sync(0xffffffffU, mine, j);
+    if (j < count) load_state(p, state, lane, early[j]);
+  }
+  Merged all;
+  float max = my_lse;
+  for (int i = lane + 32; i < count; i += 32) max = fmaxf(max, p.partial_lse[state_of(slot_of(i))]);
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffU, max, lanes));
+  all.base = max;
+  const float base = max == minus_infinity() ? 0.0F : max;
+  const auto add = [&](float w, const float4(&part)[kQuads]) {
+#pragma unroll
+    for (int quad = 0; quad < kQuads; ++quad) {
+      all.o[quad].x += w * part[quad].x;
+      all.o[quad].y += w * part[quad].y;
+      all.o[quad].z += w * part[quad].z;
+      all.o[quad].w += w * part[quad].w;
+    }
+  };
+  for (int begin = 0; begin < count; begin += 32) {
+    const int i = begin + lane;
+    const std::int64_t state = begin == 0 || i >= count ? mine : state_of(slot_of(i));
+    const float weight = i >= count ? 0.0F : exp2f((begin == 0 ? my_lse : p.partial_lse[state]) - base);
+    all.sum += weight;
+    int j = 0;
+    if (begin == 0) {
+#pragma unroll
+      for (int e = 0; e < kEarly; ++e) add(__shfl_sync(0xffffffffU, weight, e), early[e]);
+      j = kEarly;
+    }
+    const int here = min(32, count - begin);
+#pragma unroll 4
+    for (; j < here; ++j) {
+      float4 part[kQuads] = {};
+      load_state(p, __shfl_sync(0xffffffffU, state, j), lane, part);
+      add(__shfl_sync(0xffffffffU, weight, j), part);
     }
   }
-  for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, lanes);
-  float lse = sum == 0.0F ? minus_infinity() : base + log2f(sum);
-  const float factor = (sum == 0.0F ? 0.0F : 1.0F / sum) * add_sink(p.out, head, lse);
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) all.sum += __shfl_xor_sync(0xffffffffU, all.sum, lanes);
+  return all;
+}
+
+/// Adds the other warps' part of a row to the first one's, in their order.
+__device__ void gather(Merged& mine, Merged (&others)[kMergeWarps][32], int warp, int lane) {
+  others[warp][lane] = mine;
+  __syncthreads();
+  if (warp == 0) {
+    float base = minus_infinity();
+    for (int w = 0; w < kMergeWarps; ++w) base = fmaxf(base, others[w][lane].base);
+    Merged all;
+    all.base = base;
+    if (base == minus_infinity()) base = 0.0F;
+#pragma unroll
+    for (int w = 0; w < kMergeWarps; ++w) {
+      const Merged& part = others[w][lane];
+      const float weight = exp2f(part.base - base);
+      all.sum += weight * part.sum;
+#pragma unroll
+      for (int quad = 0; quad < kQuads; ++quad) {
+        all.o[quad].x += weight * part.o[quad].x;
+        all.o[quad].y += weight * part.o[quad].y;
+        all.o[quad].z += weight * part.o[quad].z;
+        all.o[quad].w += weight * part.o[quad].w;
+      }
+    }
+    mine = all;
+  }
+  __syncthreads();
+}
+
+__device__ void store_row(const MergeParams& p, std::int32_t row, int head, const Merged& all, int lane) {
+  float lse = all.sum == 0.0F ? minus_infinity() : all.base + log2f(all.sum);
+  const float factor = (all.sum == 0.0F ? 0.0F : 1.0F / all.sum) * add_sink(p.out, head, lse);
 #pragma unroll
   for (int quad = 0; quad < kQuads; ++quad) {
     const int d = 4 * lane + 128 * quad;
     if (d >= p.head_dim) continue;
+    const float4 o = all.o[quad];
     store_output4(p.out, row * p.out.row_stride + head * p.out.head_stride + d,
-                  {o[quad].x * factor, o[quad].y * factor, o[quad].z * factor, o[quad].w * factor});
+                  {o.x * factor, o.y * factor, o.z * factor, o.w * factor});
   }
   if (lane == 0) store_lse(p.out, row, head, lse);
 }
 
 __global__ void __launch_bounds__(32 * kMergeWarps) merge_rows(const __grid_constant__ MergeParams p) {
+  __shared__ Merged shared[kMergeWarps][32];
   const int lane = static_cast<int>(threadIdx.x % 32);
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const Header header = *p.plan.header;
+  const int merged = header.num_merge_rows * p.num_qo_heads;
+  const int total = merged + header.num_empty_rows * p.num_qo_heads;
+  // Where rows are few, all warps of a block share one: their states come at the same time, not one after the other.
+  const bool share = merged <= static_cast<int>(gridDim.x) * 2;
+  const int step = static_cast<int>(gridDim.x) * (share ? 1 : kMergeWarps);
+  int i = share ? static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x) * kMergeWarps + warp;
+  MergeRow todo;
+  if (i < merged) todo = MergeRow(p.plan, i / p.num_qo_heads, lane);
   // Every warp waits, also those without a row: this kernel must not end before the one that it may overtake. The plan
   // was there before that one.
-  const Header header = *p.plan.header;
-  const int merged = header.num_merge_rows;
-  const int total = (merged + header.num_empty_rows) * p.num_qo_heads;
-  const int warps = static_cast<int>(gridDim.x) * kMergeWarps;
   wait_for_previous();
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.queue = 0;
-  for (int i = static_cast<int>(blockIdx.x) * kMergeWarps + static_cast<int>(threadIdx.x / 32); i < total; i += warps) {
-    const int at = i / p.num_qo_heads;
+  for (; i < total; i += step) {
     const int head = i % p.num_qo_heads;
-    if (at < merged) {
-      const std::int32_t first = p.plan.merge_indptr[at];
-      merge_row(p, p.plan.merge_rows[at], head, p.plan.merge_slots + first, p.plan.merge_indptr[at + 1] - first, lane);
-    } else {
-      write_empty(p, p.plan.empty_rows[at - merged], head, lane);
+    if (i < merged) {
+      Merged all = merge_states(p, todo, head, share ? warp : 0, share ? kMergeWarps : 1, lane);
+      if (share) gather(all, shared, warp, lane);
+      if (!share || warp == 0) store_row(p, todo.row, head, all, lane);
+      if (i + step < merged) todo = MergeRow(p.plan, (i + step) / p.num_qo_heads, lane);
+    } else if (!share || warp == 0) {
+      write_empty(p, p.plan.empty_rows[(i - merged) / p.num_qo_heads], head, lane);
     }
   }
 }

@@ -1,4 +1,5 @@
-// Merging of a plan's partial states: one warp for a row and query head, states in the plan's order.
+// Merging of a plan's partial states: a warp for a row and query head, or four where these are few; states in the
+// plan's order, of four warps every fourth.
 //   m = max lse_i, w_i = 2^(lse_i - m), O = sum(w_i O_i) / sum(w_i), lse = m + log2(sum w_i).
 #pragma once
 

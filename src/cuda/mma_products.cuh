@@ -13,13 +13,10 @@ struct MmaProducts {
   using KLayout = TileLayout<kKeys, kDqk>;
   using VLayout = TileLayout<kKeys, kDvo>;
 
-  /// o += softmax step of q k^T, times v; `soften(m, s)` turns scores of block m into weights, `meanwhile()` is called
-  /// once, where there is time.
-  template <class Meanwhile, class Soften>
+  /// o += softmax step of q k^T, times v; `soften(m, s)` turns scores of block m into weights.
+  template <class Soften>
   __device__ __forceinline__ static void attend(const unsigned char* q, const unsigned char* k, const unsigned char* v,
-                                                float (&o)[kBlocks][kDvo / 8][4], Meanwhile&& meanwhile,
-                                                Soften&& soften) {
-    meanwhile();
+                                                float (&o)[kBlocks][kDvo / 8][4], Soften&& soften) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int warp = static_cast<int>(threadIdx.x / 32);
     float s[kBlocks][kKeys / 8][4] = {};

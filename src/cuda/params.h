@@ -34,10 +34,20 @@ struct ItemRow {
   std::int32_t pos = 0;
 };
 
+/// A work item with what its first copies need: a block that has it starts them without another look at memory. Of a
+/// size that copies of 16 bytes can carry.
+struct alignas(64) DeviceItem : detail::WorkItem {
+  ItemRow first_row;             ///< item_rows[row_begin]
+  std::int32_t first_pages[14];  ///< page_ids[page_begin ...], as many as there are
+};
+static_assert(sizeof(DeviceItem) == 128);
+inline constexpr int kFirstPages = 14;
+
 /// A plan on the device. An item is for all KV heads; the work of a thread block is one of them.
 struct PlanView {
   const Header* header = nullptr;
-  const detail::WorkItem* items = nullptr;     ///< [max_items]
+  const DeviceItem* items = nullptr;  ///< [max_items], at least one place
+  std::int32_t max_items = 0;
   const ItemRow* item_rows = nullptr;          ///< rows of all items
   const std::int32_t* merge_rows = nullptr;    ///< [num_merge_rows]
   const std::int32_t* merge_indptr = nullptr;  ///< [num_merge_rows + 1]

@@ -9,9 +9,6 @@
 
 namespace headwater::cuda {
 
-inline constexpr int kThreads = 128;
-inline constexpr int kWarps = kThreads / 32;
-
 /// Weights of 16 rows x 16 keys (fragments 2 step and 2 step + 1 of a row block) as the first operand of a product.
 template <class Element, int kCount>
 __device__ __forceinline__ void pack_weights(const float (&s)[kCount][4], int step, std::uint32_t (&a)[4]) {
@@ -40,13 +37,12 @@ struct RowTile {
 template <int kSize, int kDvo>
 class RowFiller {
  public:
-  __device__ __forceinline__ RowFiller(const AttendParams& p, const detail::WorkItem& item, int head, int begin,
-                                       int count)
+  __device__ __forceinline__ RowFiller(const AttendParams& p, const DeviceItem& item, int head, int begin, int count)
       : n_(static_cast<int>(threadIdx.x)) {
     if (n_ >= count) return;
     const int j = (begin + n_) / p.group_size;
     head_ = head * p.group_size + (begin + n_) - j * p.group_size;
-    row_ = p.plan.item_rows[item.row_begin + j];
+    row_ = j == 0 ? item.first_row : p.plan.item_rows[item.row_begin + j];
     slot_ = item.partial_begin < 0 ? -1 : item.partial_begin + j;
   }
 
@@ -74,13 +70,19 @@ class RowFiller {
 template <int kDim, class Layout, int kSize>
 __device__ __forceinline__ void load_q(unsigned char* to, const RowTile<kSize>& tile, const AttendParams& p) {
   constexpr int kChunks = kDim / 8;
-#pragma unroll 4
-  for (int c = static_cast<int>(threadIdx.x); c < kSize * kChunks; c += kThreads) {
+  const auto load = [&](int c, bool aligned) {
     const int n = c / kChunks;
     const int chunk = c % kChunks;
     const bool present = tile.row[n] >= 0;
-    const unsigned char* from = present ? p.q + tile.q_offset[n] + chunk * 16 : p.q;
-    copy16<2>(to + Layout::at(n, chunk), from, p.q_aligned, present);
+    copy16<2>(to + Layout::at(n, chunk), present ? p.q + tile.q_offset[n] + chunk * 16 : p.q, aligned, present);
+  };
+  const int first = static_cast<int>(threadIdx.x);
+  if (p.q_aligned) [[likely]] {
+#pragma unroll(kSize <= 32 ? 1 : 4)
+    for (int c = first; c < kSize * kChunks; c += kThreads) load(c, true);
+  } else {
+#pragma unroll 1
+    for (int c = first; c < kSize * kChunks; c += kThreads) load(c, false);
   }
 }
 

@@ -15,10 +15,9 @@ struct WgmmaProducts {
   using KLayout = TileLayout<kKeys, kDqk>;
   using VLayout = TileLayout<kKeys, kDvo>;
 
-  template <class Meanwhile, class Soften>
+  template <class Soften>
   __device__ __forceinline__ static void attend(const unsigned char* q, const unsigned char* k, const unsigned char* v,
-                                                float (&o)[kBlocks][kDvo / 8][4], Meanwhile&& meanwhile,
-                                                Soften&& soften) {
+                                                float (&o)[kBlocks][kDvo / 8][4], Soften&& soften) {
     float s[kBlocks][kKeys / 8][4];
     begin_products();
 #pragma unroll
@@ -32,7 +31,6 @@ struct WgmmaProducts {
       }
       commit_products();
     }
-    meanwhile();
     std::uint32_t a[kBlocks][kKeys / 16][4];
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {

@@ -20,8 +20,11 @@ CostModel::CostModel(const AttentionShape& s, const PlanOptions& o, const Device
   item_ps_ = m.item_ps;
   item_row_ps_ = m.item_row_ps;
   partial_row_ps_ = times(m.partial_ps_per_kib, std::int64_t{s.num_qo_heads} * (s.head_dim_vo + 1) * 4) / 1024;
+  many_start_ps_ = m.many_start_ps;
   launch_ps_ = m.launch_ps;
   chunk_tokens_ = m.chunk_tokens;
+  part_tokens_ = m.part_tokens;
+  teams_ = m.teams;
 }
 
 }  // namespace headwater::detail

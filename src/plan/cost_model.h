@@ -1,4 +1,5 @@
-// Predicted times, in integer picoseconds of one worker. KV traffic and products add up: measured, they overlap little.
+// Predicted times, in integer picoseconds of one worker. On a CPU KV traffic and products add up: measured, they
+// overlap little. Where they do overlap (DeviceModel::teams) products count as far as they take longer than reading.
 // Host and device compile what is inline here.
 #pragma once
 
@@ -48,7 +49,8 @@ class CostModel {
   }
   /// Products of `tokens` keys with one tile of `rows` query rows.
   [[nodiscard]] HEADWATER_HOST_DEVICE std::int64_t compute_ps(std::int64_t tokens, std::int32_t rows) const noexcept {
-    return times(tokens * num_kv_heads_, rows == 1 ? one_row_key_ps_ : key_ps(rows)) / 256;
+    const std::int64_t products = times(tokens * num_kv_heads_, rows == 1 ? one_row_key_ps_ : key_ps(rows)) / 256;
+    return teams_ ? greater<std::int64_t>(0, products - read_ps(tokens)) : products;
   }
   /// Fixed cost of an item of `rows` query rows.
   [[nodiscard]] HEADWATER_HOST_DEVICE std::int64_t item_ps(std::int32_t rows) const noexcept {
@@ -62,8 +64,16 @@ class CostModel {
   [[nodiscard]] HEADWATER_HOST_DEVICE std::int64_t piece_ps(std::int64_t tokens, std::int32_t rows) const noexcept {
     return rows <= tile_rows_ ? compute_ps(tokens, rows) + item_ps(rows) : tiled_piece_ps(tokens, rows);
   }
+  /// A worker is a team with a member per KV head.
+  [[nodiscard]] HEADWATER_HOST_DEVICE bool teams() const noexcept { return teams_; }
+  /// Whether the many-rows kernel serves items of `rows` query rows, and what a run pays once for using it.
+  [[nodiscard]] HEADWATER_HOST_DEVICE bool is_many(std::int32_t rows) const noexcept {
+    return std::int64_t{rows} * group_size_ > compute_.few_row_max;
+  }
+  [[nodiscard]] HEADWATER_HOST_DEVICE std::int64_t many_start_ps() const noexcept { return many_start_ps_; }
   [[nodiscard]] HEADWATER_HOST_DEVICE std::int64_t launch_ps() const noexcept { return launch_ps_; }
   [[nodiscard]] HEADWATER_HOST_DEVICE std::int32_t chunk_tokens() const noexcept { return chunk_tokens_; }
+  [[nodiscard]] HEADWATER_HOST_DEVICE std::int32_t part_tokens() const noexcept { return part_tokens_; }
   [[nodiscard]] HEADWATER_HOST_DEVICE std::int64_t cache_bytes() const noexcept { return cache_bytes_; }
 
  private:
@@ -86,8 +96,11 @@ class CostModel {
   std::int64_t item_ps_;
   std::int64_t item_row_ps_;
   std::int64_t partial_row_ps_;
+  std::int64_t many_start_ps_;
   std::int64_t launch_ps_;
   std::int32_t chunk_tokens_;
+  std::int32_t part_tokens_;
+  bool teams_;
 };
 
 inline std::int64_t CostModel::key_ps(std::int32_t rows) const noexcept {

@@ -63,7 +63,7 @@ void Scheduler::make_drafts(const CostModel& cost, std::span<const Piece> pieces
                 unit.num_rows);
       continue;
     }
-    const std::int32_t grain = fixed ? grain_ : page_size;
+    const std::int32_t grain = fixed ? grain_ : (cost.part_tokens() + page_size - 1) / page_size * page_size;
     const std::int32_t origin = fixed ? 0 : piece.origin;
     const std::int64_t tokens = unit.tok_end - unit.tok_begin;
     std::int32_t kept = -1;  // where the unit's rows lie in item_rows_

@@ -43,8 +43,8 @@ Estimate Estimator::estimate(const CostModel& cost, const PlanData& plan, std::s
   result.kv_bytes = sum.tokens * cost.token_bytes();
   const std::int64_t work = balance(cost, plan, sum);
   const bool merges = sum.merges || std::ranges::any_of(units.units, [](const Unit& unit) { return unit.parts > 1; });
-  result.predicted_ps =
-      std::max<std::int64_t>(0, work - saved_ps / cost.num_workers()) + cost.launch_ps() * (merges ? 2 : 1);
+  result.predicted_ps = std::max<std::int64_t>(0, work - saved_ps / cost.num_workers()) +
+                        cost.launch_ps() * (merges ? 2 : 1) + (sum.many && sum.few ? cost.many_start_ps() : 0);
   return result;
 }
 
@@ -169,6 +169,8 @@ Estimator::Sum Estimator::cost_units(const CostModel& cost) {
     sum.cost += unit.cost;
     sum.longest = std::max(sum.longest, part_cost(cost, unit, unit.parts));
     sum.merges = sum.merges || partials > 0;
+    sum.many = sum.many || cost.is_many(unit.num_rows);
+    sum.few = sum.few || !cost.is_many(unit.num_rows);
   }
   return sum;
 }
@@ -201,11 +203,11 @@ std::int64_t Estimator::makespan(const CostModel& cost, std::span<const std::int
 std::int64_t Estimator::balance(const CostModel& cost, const PlanData& plan, const Sum& sum) {
   const std::int32_t page_size = *std::ranges::max_element(plan.page_size);
   out_->grain = plan.options.batch_invariant ? plan.options.invariant_chunk : 1;
-  least_ = std::max({kLeastPart, page_size, out_->grain});
+  least_ = std::max({kLeastPart, page_size, out_->grain, cost.part_tokens()});
   out_->head_parts = 1;
   auto& units = out_->units;
   const std::int64_t workers = cost.num_workers();
-  const std::int64_t ideal = std::max<std::int64_t>(1, sum.cost / workers);
+  const std::int64_t ideal = std::max<std::int64_t>(1, (sum.cost + workers - 1) / workers);
   if (workers == 1) return sum.cost;
   if (units.size() > kExactBalance || sum.longest * 8 <= ideal) {
     const std::int64_t limit = std::max<std::int64_t>(1, ideal / 4);
@@ -245,7 +247,7 @@ std::int64_t Estimator::balance(const CostModel& cost, const PlanData& plan, con
   for (Unit& unit : units) num_items += unit.parts = parts_for(unit, limit);
   // Too few tokens to go round: split the KV heads as well, where an item is long against its fixed cost.
   const std::int32_t heads = plan.shape.num_kv_heads;
-  if (num_items < workers && heads > 1 && best > 16 * cost.item_ps(1)) {
+  if (!cost.teams() && num_items < workers && heads > 1 && best > 16 * cost.item_ps(1)) {
     std::int32_t parts = 1;
     while (parts < heads && (heads % parts != 0 || num_items * parts < workers)) ++parts;
     out_->head_parts = parts;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "bench/cpu_processor.h"
 #include "bench/harness.h"
 #include "bench/replay.h"
 #include "bench/report.h"
@@ -102,14 +103,14 @@ TEST(Samples, AtLeastTheDemandedNumber) {
   BenchConfig config = small_config();
   config.min_samples = kMinPairs;
   config.cell_seconds = 1e-9;  // would stop after six
-  const CellResult cell = Harness(serial, Isa::scalar).run(small_workload(), config);
+  const CellResult cell = Harness(make_cpu_processor(serial, Isa::scalar)).run(small_workload(), config);
   EXPECT_EQ(cell.samples, kMinPairs);
   EXPECT_EQ(cell.arms.back().samples_us.size(), static_cast<std::size_t>(kMinPairs));
 }
 
 TEST(Replay, OneSummaryForEveryPolicyAndEnoughPairs) {
   SerialExecutor serial;
-  Harness harness(serial, Isa::scalar);
+  Harness harness(make_cpu_processor(serial, Isa::scalar));
   BenchConfig config = small_config();
   config.policies = {Policy::flat, Policy::two_level, Policy::forest};
   config.plan.min_shared_pages = 1;
@@ -138,7 +139,7 @@ class SlowExecutor final : public Executor {
 
 TEST(Samples, ThrottledOnesThatAreKeptAreMarked) {
   SlowExecutor slow;
-  const CellResult cell = Harness(slow, Isa::scalar).run(small_workload(), small_config());
+  const CellResult cell = Harness(make_cpu_processor(slow, Isa::scalar)).run(small_workload(), small_config());
   EXPECT_EQ(cell.dropped, 2 * 2);
   EXPECT_EQ(cell.samples, 2);
   EXPECT_EQ(cell.throttled_kept, 2);

@@ -206,6 +206,39 @@ TEST_F(Command, BenchWritesJsonWithProofs) {
   }
 }
 
+TEST_F(Command, BenchReadsCellsFromAFile) {
+  const std::string cells = write("cells.txt",
+                                  "# name q-heads kv-heads head nodes (parent tokens)...\n\ntree 4 2 64 3 -1 "
+                                  "256 0 32 0 16\nalone 2 2 64 1 -1 64\n");
+  const Result r =
+      run("bench --cells " + cells + " --policy flat,forest --no-overhead-gate --steps 2 --reps 1 --threads 1 --json");
+  ASSERT_EQ(r.code, 0) << r.err;
+  const auto json = nlohmann::json::parse(r.out);
+  ASSERT_EQ(json.size(), 4U);
+  EXPECT_EQ(json[1]["workload"], "tree");
+  EXPECT_EQ(json[1]["path"], "cascade");
+  EXPECT_EQ(json[1]["batch"], 2);
+  EXPECT_EQ(json[1]["num_qo_heads"], 4);
+  EXPECT_EQ(json[1]["kv_bytes_read"], (256 + 32 + 16) * 2 * 2 * 64 * 2);
+  EXPECT_EQ(json[3]["workload"], "alone");
+  EXPECT_EQ(json[3]["device"], "cpu");
+  EXPECT_EQ(json[3].count("warm_us"), 0U) << "of CUDA devices only";
+}
+
+// Without a device, or in a build without CUDA: not supported here, and said before anything is measured.
+TEST_F(Command, ADeviceThatIsNotThereIsFour) {
+  for (const std::string arguments : {"bench --device cuda --workload '1|16'", "bench --device cuda --suite cascade",
+                                      "calibrate --device cuda --dry-run", "bench --device cuda --suite fp32"}) {
+    const Result r = run(arguments);
+    if (r.code == 0) GTEST_SKIP() << "there is a device";
+    EXPECT_EQ(r.code, 4) << arguments << "\n" << r.err;
+    EXPECT_EQ(r.out.find("median"), std::string::npos) << arguments;
+    EXPECT_TRUE(r.err.starts_with("headwater: error: ")) << r.err;
+  }
+  EXPECT_EQ(run("bench --device cuda --threads 2").code, 2);
+  EXPECT_EQ(run("bench --device tpu").code, 2);
+}
+
 TEST_F(Command, AFailedWriteLeavesTheOldFile) {
   const std::string bench =
       "bench --workload '1|16' --no-overhead-gate --json '" + write("r.json", "old") + "'" + kTiny;

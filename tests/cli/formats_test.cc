@@ -71,6 +71,43 @@ TEST(Workload, Messages) {
             "workload \"1,1|1073741824,1\": expected at most 1073741824 tokens on a path, got 1073741825");
 }
 
+TEST(Cells, ForestsWithShapes) {
+  const auto cells = parse_cells("# comment\n\na_tree 32 8 128 4 -1 100 0 20 0 30 1 5\r\n  b 2 1 64 2 -1 7 -1 9", "f");
+  ASSERT_EQ(cells.size(), 2U);
+  EXPECT_EQ(cells[0].name, "a_tree");
+  EXPECT_EQ(cells[0].num_qo_heads, 32);
+  EXPECT_EQ(cells[0].num_kv_heads, 8);
+  EXPECT_EQ(cells[0].head_dim, 128);
+  ASSERT_EQ(cells[0].forest.nodes.size(), 4U);
+  EXPECT_EQ(cells[0].forest.nodes[3].parent, 1);
+  EXPECT_EQ(cells[0].forest.nodes[3].num_tokens, 5);
+  ASSERT_EQ(cells[0].forest.requests.size(), 2U) << "the leaves";
+  EXPECT_EQ(cells[0].forest.requests[0].node, 2);
+  EXPECT_EQ(cells[0].forest.requests[1].node, 3);
+  EXPECT_EQ(cells[1].forest.requests.size(), 2U);
+}
+
+TEST(Cells, Refusals) {
+  const auto refused = [](const std::string& text) {
+    try {
+      (void)parse_cells(text, "f");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::io);
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_EQ(refused("# nothing\n"), "f: expected at least one cell, got none");
+  EXPECT_EQ(refused("a 4"), "f:1: KV heads: expected an integer in [1, 4], got \"\"");
+  EXPECT_EQ(refused("\na 4 8 64 1 -1 5"), "f:2: KV heads: expected an integer in [1, 4], got \"8\"");
+  EXPECT_EQ(refused("a 4 2 64 0"), "f:1: nodes: expected an integer in [1, 1048576], got \"0\"");
+  EXPECT_EQ(refused("a 4 2 64 2 -1 5 1 5"), "f:1: node 1, parent: expected an integer in [-1, 0], got \"1\"");
+  EXPECT_EQ(refused("a 4 2 64 2 -1 1073741800 0 100"),
+            "f:1: node 1, tokens: expected an integer in [1, 24], got \"100\"");
+  EXPECT_EQ(refused("a 4 2 64 1 -1 5 0 7"), "f:1: expected the end of the line after 1 nodes, got \"0\"");
+  EXPECT_EQ(refused("a 4 2 64 1 -1 5x"), "f:1: node 0, tokens: expected an integer in [1, 1073741824], got \"5x\"");
+}
+
 // --- Trees
 // ---------------------------------------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ Planned fetch_plan(const cuda::DevicePlanner& planner, const cuda::DevicePlan& p
 
 /// The emulation counts page_begin in its own table.
 void rebase(Planned& planned, std::int64_t from_stride, std::int64_t to_stride) {
-  for (detail::WorkItem& item : planned.items) {
+  for (cuda::DeviceItem& item : planned.items) {
     const std::int64_t request = item.page_begin / from_stride;
     item.page_begin = static_cast<std::int32_t>(request * to_stride + item.page_begin % from_stride);
   }

@@ -273,7 +273,7 @@ std::string bytes_of(const Planned& p) {
     for (const std::int32_t v : values) out << ' ' << v;
     out << '\n';
   };
-  for (const detail::WorkItem& i : p.items) {
+  for (const cuda::DeviceItem& i : p.items) {
     out << "item " << i.pos_begin << ' ' << i.num_tokens << ' ' << i.page_begin << ' ' << i.first_token << ' '
         << i.row_begin << ' ' << i.num_rows << ' ' << i.partial_begin << ' ' << i.num_states << ' ' << i.kv_head_begin
         << ' ' << i.kv_head_end << ' ' << i.view << ' ' << i.unmasked_begin << ' ' << i.unmasked_end << ' ' << i.cost_ps
@@ -341,7 +341,7 @@ Plan to_plan(const AttentionShape& shape, const PlanOptions& options, const Bloc
     p.item_rows.push_back(row.row);
     p.rows[sz(row.row)] = {row.lo, row.hi, row.pos};
   }
-  p.items = planned.items;
+  p.items.assign(planned.items.begin(), planned.items.end());
   p.merge_rows = planned.merge_rows;
   p.merge_indptr = planned.merge_indptr;
   p.merge_slots = planned.merge_slots;

@@ -36,7 +36,7 @@ struct BlockTables {
 /// All that planning leaves.
 struct Planned {
   cuda::Header header;
-  std::vector<detail::WorkItem> items;
+  std::vector<cuda::DeviceItem> items;
   std::vector<cuda::ItemRow> item_rows;
   std::vector<std::int32_t> merge_rows;
   std::vector<std::int32_t> merge_indptr;

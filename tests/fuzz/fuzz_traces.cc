@@ -1,4 +1,4 @@
-// Trees, traces and the workload notation: parse, then ask for a few moments of what was accepted.
+// Trees, traces, the workload notation and files of cells: parse, then ask for a few moments of what was accepted.
 #include "cli/formats.h"
 #include "fuzz/bytes.h"
 #include "fuzz/refuse.h"
@@ -6,7 +6,7 @@
 int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace headwater;
   fuzz::Bytes in(data, size);
-  const int kind = in.between(0, 3);
+  const int kind = in.between(0, 4);
   const std::string_view text = in.rest();
   fuzz::accepts([&] {
     if (kind == 0) {
@@ -16,6 +16,8 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
           (void)bench::count_tokens(tree.at_step(step));
         }
       }
+    } else if (kind == 4) {
+      for (const bench::Workload& cell : cli::parse_cells(text, "cells.txt")) (void)bench::count_tokens(cell.forest);
     } else if (kind == 3) {
       (void)bench::count_tokens(cli::parse_workload(text));
     } else {

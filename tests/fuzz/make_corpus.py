@@ -61,6 +61,8 @@ def trace_seeds():
     write("traces", "toolagent", b"\2" + "\n".join(csv[:6]).encode())
     for i, text in enumerate(["1,64|8192,256", "1,2,4|16,16,16", "256|1024", "2,1|8,8", "1,|", "99999999999,1|1,1"]):
         write("traces", f"workload-{i}", b"\3" + text.encode())
+    for i, text in enumerate(["a 32 8 128 3 -1 100 0 20 0 30", "# c\n\nb 1 1 64 1 -1 1\nc 2 2 64 2 -1 7 1 9", "d 4 2 64 99999999 -1"]):
+        write("traces", f"cells-{i}", b"\4" + text.encode())
     write("traces", "tree-cycle", b'\0{"nodes":[{"id":0,"parent":1,"num_tokens":1,"first_step":0,"last_step":0},'
           b'{"id":1,"parent":0,"num_tokens":1,"first_step":1,"last_step":2}]}')
     write("traces", "negative", b'\1{"timestamp": -1, "input_length": 0, "output_length": -5, "hash_ids": [1]}')

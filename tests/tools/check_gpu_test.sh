@@ -1,5 +1,5 @@
 #!/bin/bash
-# tools/check_gpu.sh with stand-ins for test programs, cuda_cells and compute-sanitizer: what may pass, and what must be FAILED or
+# tools/check_gpu.sh with stand-ins for test programs, the command and compute-sanitizer: what may pass, and what must be FAILED or
 # NOT RUN. Needs no GPU.
 set -uo pipefail
 script=$1
@@ -78,15 +78,22 @@ expect 3 'NOT RUN .*no program has a test of the filter' --tools memcheck
 
 part=bench
 fresh
-expect 3 'NOT RUN .*no cuda_cells'
-program cuda_cells 'error: no CUDA-capable device is detected'
-expect 3 'NOT RUN .*no CUDA-capable device'
-status=1 program cuda_cells 'error: out of memory'
-expect 1 'FAILED .*cuda_cells ended with status 1'
-line='cell  B=16  floor 7.0 | flat  10.00 (predicted 1) | auto    9.10 (predicted 1) | forest   9.10 (predicted 1)'
-program cuda_cells "$line"
-echo 'cell 32 8 128 1 -1 64' >"$work/one"
-expect 0 'passed .*1 of 1 cells measured; auto takes at most 0.91 of flat' --cells "$work/one"
+expect 3 'NOT RUN .*no program headwater'
+status=4 program headwater 'headwater: error: device cuda: no CUDA device that this process can use'
+expect 3 'NOT RUN .*no CUDA device that this process can use'
+status=4 program headwater 'headwater: error: device cuda: this build has no CUDA back end (CMake option HEADWATER_CUDA)'
+expect 1 'FAILED .*headwater bench ended with status 4'
+status=1 program headwater 'error: out of memory'
+expect 1 'FAILED .*headwater bench ended with status 1'
+# A command that writes the CSV it is told to.
+cat >"$work/headwater" <<'END'
+#!/bin/bash
+while [ $# -gt 0 ] && [ "$1" != --csv ]; do shift; done
+printf '%s\n' 'workload,policy,path,median_us' '"cell","flat","flat",10.00' '"cell","auto","cascade",9.10' \
+  '"cell","forest","cascade",9.10' >"$2"
+END
+printf '# a comment\n\ncell 32 8 128 1 -1 64\n' >"$work/one"
+expect 0 "passed .*1 of 1 cells measured; auto takes at most 0.91 of flat's time" --cells "$work/one"
 expect 1 'FAILED .*cells are missing; 1 of 4 cells measured'
 
 part=unknown
