@@ -29,8 +29,6 @@ PlannerKernel planner_kernel(int index) {
       return kernel_of<SmallScratch, true>();
     case 1:
       return kernel_of<MediumScratch, true>();
-    case 2:
-      return kernel_of<MediumScratch, false>();
     default:
       return kernel_of<LargeScratch, false>();
   }

@@ -23,8 +23,8 @@ struct PlannerKernel {
   std::size_t scratch_bytes;  ///< of a block
   bool shared;                ///< scratch memory is dynamic shared memory
 };
-inline constexpr int kNumPlannerKernels = 4;
-/// In order of size; the same size twice: shared memory first.
+inline constexpr int kNumPlannerKernels = 3;
+/// In order of size.
 PlannerKernel planner_kernel(int index);
 int planner_threads();
 

@@ -107,10 +107,11 @@ inline std::int64_t CostModel::key_ps(std::int32_t rows) const noexcept {
   const std::int64_t stacked = std::int64_t{rows} * group_size_;
   if (stacked <= compute_.few_row_max) return compute_.few_row_ps * stacked * head_dims_;
   const std::int32_t pad = compute_.many_row_pad;
-  // Whole pads of rows; 64-bit division is slow on a device.
-  const std::int64_t padded = stacked < INT32_MAX - pad ? (static_cast<std::int32_t>(stacked) + pad - 1) / pad * pad
-                                                        : (stacked + pad - 1) / pad * pad;
-  return (compute_.many_base_ps + compute_.many_row_ps * padded) * head_dims_;
+  // 64-bit division is slow on a device.
+  const std::int64_t pads = stacked < INT32_MAX - pad
+                                ? std::int64_t{(static_cast<std::int32_t>(stacked) + pad - 1) / pad}
+                                : (stacked + pad - 1) / pad;
+  return (compute_.many_base_ps + compute_.many_row_ps * pads * pad) * head_dims_;
 }
 
 inline std::int32_t CostModel::rows_per_tile(std::int32_t rows) const noexcept {
