@@ -3,7 +3,8 @@
 // A piece is a node that is split off, or what is left of a request. A *unit* is equal row tiles of a piece, which read
 // the same tokens: the full tiles of a node, its last one, or a tile of a request. Units too long for an even load are
 // cut into parts; a part of a tile is a work item. The host works out when the last worker is done item by item; here
-// it is estimated from totals and, for few units, from how many parts are as long as each.
+// it is estimated from totals and from how many parts are as long as each. Units that no part size cuts are summed up
+// once.
 #pragma once
 
 #include "cuda/device_planner_cut.h"
