@@ -266,9 +266,45 @@ DevicePlan::~DevicePlan() = default;
 DevicePlan::DevicePlan(DevicePlan&&) noexcept = default;
 DevicePlan& DevicePlan::operator=(DevicePlan&&) noexcept = default;
 
+PlannerOutput DevicePlan::Impl::take_over(const AttentionShape& its_shape, const PlanOptions& options,
+                                          const DeviceTableLimits& limits, const std::int32_t* block_table) {
+  if (uploaded && !on_device) {
+    throw Error(ErrorCode::invalid_argument,
+                "plan: the host's plans were uploaded to it, expected one for plans made on the device");
+  }
+  detail::PlanData next;
+  next.shape = its_shape;
+  next.options = options;
+  next.page_size = {limits.page_size};
+  check_plan(next, shape);
+  if (uploaded) check_same_calls(next, facts);
+  view.page_ids = block_table;
+  uploaded = on_device = true;
+  facts.options = options;
+  facts.page_size = {limits.page_size};
+  facts.num_pages = {limits.num_pages};
+  facts.rows.resize(static_cast<std::size_t>(limits.max_rows > 0 ? limits.max_rows : limits.max_requests));
+  facts.num_partials = static_cast<std::int32_t>(capacity.max_partials);
+  facts.workspace_bytes = workspace_bytes();
+  const Blob there(blob.data, capacity);
+  PlannerOutput out;
+  out.header = there.header;
+  out.items = there.items;
+  out.item_rows = there.item_rows;
+  out.merge_rows = there.merge_rows;
+  out.merge_indptr = there.merge_indptr;
+  out.merge_slots = there.merge_slots;
+  out.empty_rows = there.empty_rows;
+  return out;
+}
+
 void DevicePlan::upload(const Plan& plan, Stream stream) {
   const detail::PlanData& data = plan.data();
   Impl& self = *impl_;
+  if (self.on_device) {
+    throw Error(ErrorCode::invalid_argument,
+                "plan: it holds plans made on the device, expected one for the host's plans");
+  }
   check_plan(data, self.shape);
   if (self.uploaded) check_same_calls(data, self.facts);
   const Work work(data, self.chunks);
@@ -295,10 +331,13 @@ void DevicePlan::upload(const Plan& plan, Stream stream) {
   facts.workspace_bytes = workspace_size();
 }
 
+std::size_t DevicePlan::Impl::workspace_bytes() const noexcept {
+  const auto states = static_cast<std::size_t>(capacity.max_partials) * static_cast<std::size_t>(shape.num_qo_heads);
+  return states * (static_cast<std::size_t>(shape.head_dim_vo) + 1) * sizeof(float);
+}
+
 std::size_t DevicePlan::workspace_size() const noexcept {
-  const AttentionShape& s = impl_->shape;
-  const auto states = static_cast<std::size_t>(impl_->capacity.max_partials) * static_cast<std::size_t>(s.num_qo_heads);
-  return states * (static_cast<std::size_t>(s.head_dim_vo) + 1) * sizeof(float);
+  return impl_->workspace_bytes();
 }
 
 const Capacity& DevicePlan::capacity() const noexcept {
