@@ -264,10 +264,13 @@ void DevicePlan::upload(const Plan& plan, Stream stream) {
   facts.workspace_bytes = workspace_size();
 }
 
+std::size_t workspace_size(const AttentionShape& shape, const Capacity& capacity) noexcept {
+  const auto states = static_cast<std::size_t>(capacity.max_partials) * static_cast<std::size_t>(shape.num_qo_heads);
+  return states * (static_cast<std::size_t>(shape.head_dim_vo) + 1) * sizeof(float);
+}
+
 std::size_t DevicePlan::workspace_size() const noexcept {
-  const AttentionShape& s = impl_->shape;
-  const auto states = static_cast<std::size_t>(impl_->capacity.max_partials) * static_cast<std::size_t>(s.num_qo_heads);
-  return states * (static_cast<std::size_t>(s.head_dim_vo) + 1) * sizeof(float);
+  return cuda::workspace_size(impl_->shape, impl_->capacity);
 }
 
 const Capacity& DevicePlan::capacity() const noexcept {
