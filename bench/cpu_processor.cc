@@ -24,7 +24,7 @@ class CpuArm final : public Arm {
     const KvCache& kv = kv_.caches().front();
     step_.poison();
     step_.run(kv, executor_);
-    return {&kv, step_.query(), step_.out(), step_.lse(), step_.out_bytes(), step_.lse_bytes()};
+    return {&kv, step_.query(), step_.out(), step_.lse(), step_.out_bytes(), step_.lse_bytes(), nullptr, nullptr};
   }
   double run() override { return step_.run(kv_.next(), executor_); }
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "bench/cuda_error.h"
 #include "bench/probe.h"
@@ -21,6 +22,25 @@ std::size_t row_elements(const PagedForest& paged, const AttentionShape& shape, 
 Plan supported_plan(Planner& planner, const AttentionShape& shape, const Batch& batch, const PlanOptions& options) {
   cuda::check_supported(shape, options, batch);
   return planner.plan(shape, batch, options);
+}
+
+/// Slopes of ALiBi for a number of heads, 2^(-8 (h + 1) / H); or nothing.
+std::vector<float> alibi_slopes(int heads, bool wanted) {
+  std::vector<float> out;
+  for (int h = 0; wanted && h < heads; ++h) out.push_back(std::exp2(-8.0F * static_cast<float>(h + 1) / heads));
+  return out;
+}
+
+/// Sink logits about as large as scores are; or nothing.
+std::vector<float> sink_logits(int heads, bool wanted) {
+  std::vector<float> out;
+  for (int h = 0; wanted && h < heads; ++h) out.push_back(static_cast<float>(h % 7) - 1.0F);
+  return out;
+}
+
+void copy_to(const DeviceBytes& to, const std::vector<float>& from) {
+  if (from.empty()) return;
+  require(cudaMemcpy(to.data(), from.data(), from.size() * sizeof(float), cudaMemcpyHostToDevice), "cudaMemcpy");
 }
 
 }  // namespace
@@ -91,12 +111,18 @@ CudaArm::CudaArm(Planner& planner, const AttentionShape& shape, const PagedFores
       host_q_(row_elements(paged, shape, shape.head_dim_qk) * size_of(shape.q_dtype)),
       host_out_(row_elements(paged, shape, shape.head_dim_vo) * size_of(shape.out_dtype)),
       host_lse_(row_elements(paged, shape, 1) * sizeof(float)),
+      host_slopes_(alibi_slopes(shape.num_qo_heads, options.alibi)),
+      host_sinks_(sink_logits(shape.num_qo_heads, options.sinks)),
       out_bytes_(row_elements(paged, shape, shape.head_dim_vo) * size_of(shape.out_dtype)),
       lse_bytes_(row_elements(paged, shape, 1) * sizeof(float)),
       q_(row_elements(paged, shape, shape.head_dim_qk) * size_of(shape.q_dtype)),
       out_(out_bytes_),
       lse_(lse_bytes_),
-      workspace_(device_.workspace_size()) {
+      workspace_(device_.workspace_size()),
+      slopes_(host_slopes_.size() * sizeof(float)),
+      sinks_(host_sinks_.size() * sizeof(float)) {
+  copy_to(slopes_, host_slopes_);
+  copy_to(sinks_, host_sinks_);
   fill_normal(host_q_.data(), shape.q_dtype, row_elements(paged, shape, shape.head_dim_qk), 1.0F, 29);
   require(cudaMemcpy(q_.data(), host_q_.data(), q_.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
   (void)upload();
@@ -118,6 +144,8 @@ cuda::RunArgs CudaArm::args_for(const KvCache& kv) const {
   args.out = {out_.data(), shape_.out_dtype, heads * shape_.head_dim_vo, shape_.head_dim_vo};
   args.lse = {reinterpret_cast<float*>(lse_.data()), heads, 1, LseBase::two};
   args.workspace = {workspace_.data(), device_.workspace_size()};
+  if (!host_slopes_.empty()) args.alibi_slopes = reinterpret_cast<const float*>(slopes_.data());
+  if (!host_sinks_.empty()) args.sinks = reinterpret_cast<const float*>(sinks_.data());
   return args;
 }
 
@@ -177,6 +205,8 @@ Checked CudaArm::check() {
   out.out.data = host_out_.data();
   out.lse = args.lse;
   out.lse.data = reinterpret_cast<float*>(host_lse_.data());
+  out.alibi_slopes = host_slopes_.empty() ? nullptr : host_slopes_.data();
+  out.sinks = host_sinks_.empty() ? nullptr : host_sinks_.data();
   out.out_bytes = {host_out_.data(), out_bytes_};
   out.lse_bytes = {host_lse_.data(), lse_bytes_};
   return out;

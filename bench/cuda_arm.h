@@ -99,8 +99,9 @@ class CudaArm final : public Arm {
   Plan plan_;
   cuda::DevicePlan device_;
   Buffer host_q_, host_out_, host_lse_;
+  std::vector<float> host_slopes_, host_sinks_;  ///< empty without the options
   std::size_t out_bytes_, lse_bytes_;
-  DeviceBytes q_, out_, lse_, workspace_;
+  DeviceBytes q_, out_, lse_, workspace_, slopes_, sinks_;
   Graph cold_, warm_;
 };
 

@@ -53,7 +53,8 @@ void prove(const std::string& name, const PagedForest& paged, const Checked& che
   const RowsView& out = checked.out;
   const ErrorSample error =
       compare_with_reference(config.shape, paged, *checked.kv, checked.q,
-                             {out.data, out.dtype, out.row_stride, out.head_stride}, checked.lse, config.error_rows);
+                             {out.data, out.dtype, out.row_stride, out.head_stride}, checked.lse, config.error_rows,
+                             config.plan, checked.alibi_slopes, checked.sinks);
   arm.max_rel_error = error.max_rel_error;
   arm.max_lse_error = error.max_lse_error;
   const double bound = tolerance(config.shape);
@@ -76,6 +77,7 @@ BenchConfig configured_for(const Workload& workload, BenchConfig config) {
   if (workload.num_kv_heads > 0) config.shape.num_kv_heads = workload.num_kv_heads;
   if (workload.head_dim > 0) config.shape.head_dim_qk = config.shape.head_dim_vo = workload.head_dim;
   if (workload.page_size > 0) config.page_size = workload.page_size;
+  if (workload.configure) workload.configure(config);
   return config;
 }
 

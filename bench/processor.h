@@ -29,6 +29,8 @@ struct Checked {
   LseView lse;
   std::span<const std::byte> out_bytes;
   std::span<const std::byte> lse_bytes;
+  const float* alibi_slopes = nullptr;  ///< [Hq], with the option
+  const float* sinks = nullptr;         ///< [Hq], with the option
 };
 
 /// One policy's attention call with everything it needs: plan, query, outputs, workspace.

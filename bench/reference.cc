@@ -13,9 +13,17 @@ struct RowResult {
   double lse = -std::numeric_limits<double>::infinity();  ///< base 2
 };
 
-/// One query row, one head: keys [0, length) of a request's pages.
+/// What changes the scores of a row and head.
+struct Scores {
+  std::int64_t window_left = -1;
+  double soft_cap = 0;
+  double slope = 0;
+  const float* sink = nullptr;
+};
+
+/// One query row, one head: keys [0, length) of a request's pages, the last one the row's own position.
 RowResult attend_row(const AttentionShape& shape, const PagedForest& paged, const KvCache& kv, const ConstRowsView& q,
-                     std::size_t request, std::int64_t row, int head, std::int64_t length) {
+                     std::size_t request, std::int64_t row, int head, std::int64_t length, const Scores& how) {
   const int kv_head = head / shape.group_size();
   std::vector<double> query(static_cast<std::size_t>(shape.head_dim_qk));
   for (int d = 0; d < shape.head_dim_qk; ++d) {
@@ -28,20 +36,24 @@ RowResult attend_row(const AttentionShape& shape, const PagedForest& paged, cons
     return page * side.page_stride + position % paged.page_size * side.token_stride + kv_head * side.head_stride;
   };
   std::vector<double> scores(static_cast<std::size_t>(length));
-  double largest = -std::numeric_limits<double>::infinity();
-  for (std::int64_t p = 0; p < length; ++p) {
+  double largest = how.sink != nullptr ? double{*how.sink} : -std::numeric_limits<double>::infinity();
+  const std::int64_t first = how.window_left < 0 ? 0 : std::max<std::int64_t>(0, length - 1 - how.window_left);
+  for (std::int64_t p = first; p < length; ++p) {
     const std::int64_t at = base(kv.k, p);
     double score = 0;
     for (int d = 0; d < shape.head_dim_qk; ++d)
       score += query[static_cast<std::size_t>(d)] * load_element(kv.k.data, kv.dtype, at + d);
-    scores[static_cast<std::size_t>(p)] = score * scale;
-    largest = std::max(largest, score * scale);
+    score *= scale;
+    if (how.soft_cap > 0) score = how.soft_cap * std::tanh(score / how.soft_cap);
+    score += how.slope * static_cast<double>(p - (length - 1));
+    scores[static_cast<std::size_t>(p)] = score;
+    largest = std::max(largest, score);
   }
   RowResult result;
   result.out.assign(static_cast<std::size_t>(shape.head_dim_vo), 0.0);
   if (length == 0) return result;
-  double sum = 0;
-  for (std::int64_t p = 0; p < length; ++p) {
+  double sum = how.sink != nullptr ? std::exp(*how.sink - largest) : 0.0;
+  for (std::int64_t p = first; p < length; ++p) {
     const double weight = std::exp(scores[static_cast<std::size_t>(p)] - largest);
     const std::int64_t at = base(kv.v, p);
     sum += weight;
@@ -62,7 +74,8 @@ double tolerance(const AttentionShape& shape) {
 }
 
 ErrorSample compare_with_reference(const AttentionShape& shape, const PagedForest& paged, const KvCache& kv,
-                                   const ConstRowsView& q, const ConstRowsView& out, const LseView& lse, int max_rows) {
+                                   const ConstRowsView& q, const ConstRowsView& out, const LseView& lse, int max_rows,
+                                   const PlanOptions& options, const float* slopes, const float* sinks) {
   constexpr std::int64_t kMaxElements = 40'000'000;
   ErrorSample sample;
   double max_error = 0;
@@ -84,7 +97,10 @@ ErrorSample compare_with_reference(const AttentionShape& shape, const PagedFores
     for (int head = 0; head < shape.num_qo_heads; ++head) {
       if (sample.rows > 0 && elements > kMaxElements) break;
       elements += std::max<std::int64_t>(length, 0) * (shape.head_dim_qk + shape.head_dim_vo);
-      const RowResult expected = attend_row(shape, paged, kv, q, request, row, head, std::max<std::int64_t>(length, 0));
+      const Scores how{options.window_left, options.logits_soft_cap, slopes != nullptr ? slopes[head] : 0.0,
+                       sinks != nullptr ? sinks + head : nullptr};
+      const RowResult expected =
+          attend_row(shape, paged, kv, q, request, row, head, std::max<std::int64_t>(length, 0), how);
       for (int d = 0; d < shape.head_dim_vo; ++d) {
         const double got = load_element(out.data, out.dtype, row * out.row_stride + head * out.head_stride + d);
         const double error = std::fabs(got - expected.out[static_cast<std::size_t>(d)]);

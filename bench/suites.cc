@@ -3,6 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+#include <utility>
+
 #include "headwater/error.h"
 
 namespace headwater::bench {
@@ -58,6 +61,49 @@ SuiteGroup group(std::string name, std::string what, std::vector<Workload> workl
   return out;
 }
 
+/// One workload in many variants: types, options, head, group and page sizes. Tokens are such that all variants read as
+/// many bytes as the first, fp16 with 32/8 heads of 128 in pages of 16.
+std::vector<Workload> feature_cells(bool shared) {
+  std::vector<Workload> out;
+  const auto add = [&](const std::string& name, std::function<void(BenchConfig&)> configure, int num_rows = 1,
+                       std::int64_t more_tokens = 0) {
+    Workload one;
+    BenchConfig config;
+    config.shape = {32, 8, 128, 128, DType::f16, DType::f16, DType::f16};
+    configure(config);
+    const AttentionShape& s = config.shape;
+    const double bytes =
+        s.num_kv_heads * (s.head_dim_qk + s.head_dim_vo) * static_cast<double>(size_of(s.kv_dtype));  // of a token
+    const auto tokens = [&](int of_base) { return std::llround(of_base * 8 * 256 * 2 / bytes); };
+    one.forest = shared ? two_level(tokens(4096) + more_tokens, 32, tokens(256)) : unshared(32, tokens(2048) + more_tokens);
+    for (ForestRequest& request : one.forest.requests) request.num_rows = num_rows;
+    one.name = (shared ? "shared, " : "unshared, ") + name;
+    one.configure = [shape = config.shape, configure](BenchConfig& to) {
+      to.shape = shape;
+      configure(to);
+    };
+    out.push_back(std::move(one));
+  };
+  add("fp16 32/8/128", [](BenchConfig&) {});
+  add("fp8 KV", [](BenchConfig& c) { c.shape.kv_dtype = DType::f8e4m3; });
+  // As many tokens in the window as the base has in all.
+  add("window", [shared](BenchConfig& c) { c.plan.window_left = (shared ? 4096 + 256 : 2048) - 1; }, 1, 2048);
+  add("soft-cap", [](BenchConfig& c) { c.plan.logits_soft_cap = 30.0F; });
+  add("learned sinks", [](BenchConfig& c) { c.plan.sinks = true; });
+  add("ALiBi", [](BenchConfig& c) { c.plan.alibi = true; });
+  for (const int dim : {64, 96, 192, 256}) {
+    add(fmt::format("head size {}", dim), [dim](BenchConfig& c) { c.shape.head_dim_qk = c.shape.head_dim_vo = dim; });
+  }
+  for (const int size : {1, 3, 5, 8}) {
+    add(fmt::format("group of {}", size), [size](BenchConfig& c) { c.shape.num_qo_heads = 8 * size; });
+  }
+  for (const int size : {1, 8, 64, 256}) {
+    add(fmt::format("pages of {}", size), [size](BenchConfig& c) { c.page_size = size; });
+  }
+  add("4 query rows", [](BenchConfig&) {}, 4);
+  return out;
+}
+
 std::vector<SuiteGroup> all_groups(const BenchConfig& base) {
   BenchConfig bf16 = with_types(base, DType::bf16);
   bf16.shape.num_qo_heads = 32;
@@ -99,6 +145,15 @@ std::vector<SuiteGroup> all_groups(const BenchConfig& base) {
   policies.config.min_samples = kMinPairs;
   policies.never_slower = true;
   out.push_back(std::move(policies));
+
+  for (const bool shared : {false, true}) {
+    SuiteGroup features = group("features", "the same bytes in every cell; time / limit against the first cell's",
+                                feature_cells(shared), with_types(bf16, DType::f16), 0, 0);
+    features.config.page_size = 16;
+    features.config.error_rows = 1;
+    features.feature_bound = 3;
+    out.push_back(std::move(features));
+  }
   return out;
 }
 
@@ -115,10 +170,14 @@ std::vector<SuiteGroup> find_suite(std::string_view name, const BenchConfig& bas
   if (out.empty()) {
     throw Error(
         ErrorCode::invalid_argument,
-        fmt::format("suite: expected one of cells, hnd, nhd, fp32, isa, avx2, fp16, mla, cascade, policies, got \"{}\"",
+        fmt::format("suite: expected one of cells, hnd, nhd, fp32, isa, avx2, fp16, mla, cascade, policies, features, got \"{}\"",
                     name));
   }
-  if (!cuda) return out;
+  if (!cuda) {
+    std::erase_if(out, [](const SuiteGroup& one) { return one.feature_bound > 0; });
+    if (out.empty()) throw Error(ErrorCode::unsupported, fmt::format("suite {}: its cells run on a device only", name));
+    return out;
+  }
   std::erase_if(out, [](const SuiteGroup& one) {
     return one.config.mla || one.config.shape.q_dtype == DType::f32 || one.isa.has_value();
   });

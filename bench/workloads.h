@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "bench/forest.h"
 
 namespace headwater::bench {
+
+struct BenchConfig;
 
 struct Workload {
   std::string name;  ///< its own notation, or what it is
@@ -19,6 +22,7 @@ struct Workload {
   int head_dim = 0;
   int page_size = 0;
   bool shuffled = false;  ///< requests in an order unrelated to the tree
+  std::function<void(BenchConfig&)> configure;  ///< what else it changes: types, options; empty: nothing
 };
 
 /// batch requests that share `shared` tokens and have `own` tokens each.

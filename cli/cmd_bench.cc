@@ -67,6 +67,7 @@ class BenchRun {
   void run_suite();
   void judge(const bench::SuiteGroup& group, const std::vector<bench::CellResult>& cells);
   void judge_policies(const bench::CellResult& cell);
+  void judge_feature(const bench::CellResult& cell, const bench::CellResult& base, double bound);
   void judge_limits(const std::string& name, double mean, double worst, int throttled_kept, double mean_bound,
                     double cell_bound);
   void judge_limits(const std::string& name, const std::vector<bench::CellResult>& cells, double mean_bound,
@@ -274,7 +275,20 @@ void BenchRun::judge(const bench::SuiteGroup& group, const std::vector<bench::Ce
                        name_of(arm.policy), s.middle, s.low, s.high, arm.samples_us.size(), group.speedup_bound));
     }
     if (group.never_slower) judge_policies(cell);
+    if (group.feature_bound > 0) judge_feature(cell, cells.front(), group.feature_bound);
   }
+}
+
+/// Time over limit against that of the base, which has the same limit.
+void BenchRun::judge_feature(const bench::CellResult& cell, const bench::CellResult& base, double bound) {
+  const double ratio = cell.arms.back().times_limit / base.arms.back().times_limit;
+  const bench::Verdict verdict = cell.throttled_kept + base.throttled_kept > 0 ? bench::Verdict::not_judged
+                                 : ratio <= bound                              ? bench::Verdict::passed
+                                                                               : bench::Verdict::missed;
+  gate({cell.workload, "feature", {ratio, ratio, ratio}, bound, verdict},
+       fmt::format("{}: {} at a limit of {}, {:.2f}x the base (bound {:g})", cell.workload,
+                   bench::human_us(cell.arms.back().median_us), bench::human_us(cell.arms.back().limit_us), ratio,
+                   bound));
 }
 
 /// auto against flat within 2 %, against the best policy within 5 %.
@@ -305,7 +319,13 @@ void BenchRun::run_suite() {
     note(fmt::format("\n== {}: {}", group.name, group.what));
     const std::size_t first = cells_.size();
     for (const bench::Workload& workload : group.workloads) {
-      measure(workload, group.config, group.isa.value_or(config_.isa.value_or(cpu::default_isa())));
+      try {
+        measure(workload, group.config, group.isa.value_or(config_.isa.value_or(cpu::default_isa())));
+      } catch (const Error& error) {  // a feature for which this build has no kernel
+        if (group.feature_bound == 0 || error.code() != ErrorCode::unsupported || cells_.size() == first) throw;
+        gate({workload.name, "feature", {}, group.feature_bound, bench::Verdict::not_judged},
+             fmt::format("{}: not run: {}", workload.name, error.what()));
+      }
     }
     bench::TextTable table = bench::cell_table(cuda_);
     const std::vector<bench::CellResult> cells(cells_.begin() + static_cast<std::ptrdiff_t>(first), cells_.end());
@@ -418,7 +438,7 @@ void add_bench(CLI::App& app, Action& action) {
       ->allow_extra_args(false);
   command.add_option(
       "--suite", flags->suite,
-      "a fixed list of cells with bounds: cells (hnd, nhd, fp32), isa (avx2, fp16, mla), cascade, policies");
+      "a fixed list of cells with bounds: cells (hnd, nhd, fp32), isa (avx2, fp16, mla), cascade, policies, features");
   command
       .add_option("--max-limit-ratio", flags->max_limit_ratio,
                   "gate: geometric mean of `x limit` of the last policy, over the cells or the steps of a replay")

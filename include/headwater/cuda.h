@@ -44,6 +44,18 @@ using Stream = CUstream_st*;
 /// Throws Error (unsupported) with the reason if no kernel of this build can serve the combination.
 void check_supported(const AttentionShape& shape, const PlanOptions& options, const Batch& batch);
 
+/// What holds of every step of a decode, of batches in the form of page tables.
+struct PlanBounds {
+  std::int64_t max_requests = 0;
+  std::int64_t max_rows = 0;   ///< query rows of a step, all requests together
+  std::int64_t max_pages = 0;  ///< of one request
+  int page_size = 16;
+  /// Spans that the rows of one request may share with other requests one after the other (a system prompt and a
+  /// conversation's beginning: 2); 0: any number. A plan with more is refused when it is uploaded.
+  int max_shared_spans = 0;
+  bool same_start = true;  ///< no kv_start_page, no first_page_offset, or the same for all requests
+};
+
 /// Greatest sizes of the plans that a DevicePlan can hold.
 struct Capacity {
   std::int64_t max_rows = 0;      ///< query rows
@@ -53,10 +65,21 @@ struct Capacity {
 
   /// Of one plan, exactly.
   [[nodiscard]] static Capacity of(const Plan& plan);
+  /// Of every plan of batches within `bounds` that a planner with this model makes for the shape and options, whatever
+  /// the policy. Safe rather than exact: max_rows is exact, page ids and items are those of the worst case, and partial
+  /// states, which the workspace is for, can be many times what a plan takes. Give max_shared_spans where it is known,
+  /// or choose a smaller max_partials and run a flat plan where a plan is beyond it. Throws Error (invalid_argument;
+  /// unsupported for options.batch_invariant).
+  [[nodiscard]] static Capacity within(const PlanBounds& bounds, const AttentionShape& shape,
+                                       const PlanOptions& options, const DeviceModel& model);
 };
 
+/// Bytes of workspace for any plan within the capacity: exact. Needs no device.
+[[nodiscard]] std::size_t workspace_size(const AttentionShape& shape, const Capacity& capacity) noexcept;
+
 /// A place on the current device for plans of one shape and one set of options. Move-only. Uploads and runs that belong
-/// together go to one stream.
+/// together go to one stream. Runs on two streams at once take two DevicePlans and two workspaces, or results are
+/// wrong; debug builds refuse what they notice (Error, invalid_argument).
 class DevicePlan {
  public:
   /// Allocates; nothing later does. Throws Error (unsupported, device, invalid_argument).
@@ -73,7 +96,8 @@ class DevicePlan {
   /// the plan in force as it was.
   void upload(const Plan& plan, Stream stream);
 
-  /// Bytes of workspace for any plan within the capacity: exact. Device memory, aligned to kWorkspaceAlignment.
+  /// Bytes of workspace for any plan within the capacity (cuda::workspace_size): exact. Device memory, aligned to
+  /// kWorkspaceAlignment.
   [[nodiscard]] std::size_t workspace_size() const noexcept;
   [[nodiscard]] const Capacity& capacity() const noexcept;
   /// What the plan in force is to do.

@@ -285,7 +285,7 @@ PlannerOutput DevicePlan::Impl::take_over(const AttentionShape& its_shape, const
   facts.num_pages = {limits.num_pages};
   facts.rows.resize(static_cast<std::size_t>(limits.max_rows > 0 ? limits.max_rows : limits.max_requests));
   facts.num_partials = static_cast<std::int32_t>(capacity.max_partials);
-  facts.workspace_bytes = workspace_bytes();
+  facts.workspace_bytes = cuda::workspace_size(shape, capacity);
   const Blob there(blob.data, capacity);
   PlannerOutput out;
   out.header = there.header;
@@ -331,13 +331,13 @@ void DevicePlan::upload(const Plan& plan, Stream stream) {
   facts.workspace_bytes = workspace_size();
 }
 
-std::size_t DevicePlan::Impl::workspace_bytes() const noexcept {
+std::size_t workspace_size(const AttentionShape& shape, const Capacity& capacity) noexcept {
   const auto states = static_cast<std::size_t>(capacity.max_partials) * static_cast<std::size_t>(shape.num_qo_heads);
   return states * (static_cast<std::size_t>(shape.head_dim_vo) + 1) * sizeof(float);
 }
 
 std::size_t DevicePlan::workspace_size() const noexcept {
-  return impl_->workspace_bytes();
+  return cuda::workspace_size(impl_->shape, impl_->capacity);
 }
 
 const Capacity& DevicePlan::capacity() const noexcept {

@@ -43,7 +43,6 @@ struct DevicePlan::Impl {
   /// Makes this a plan of a DevicePlanner, whose page ids are the caller's table; returns where its arrays go.
   PlannerOutput take_over(const AttentionShape& its_shape, const PlanOptions& options, const DeviceTableLimits& limits,
                           const std::int32_t* block_table);
-  [[nodiscard]] std::size_t workspace_bytes() const noexcept;
 
   AttentionShape shape;
   Capacity capacity;

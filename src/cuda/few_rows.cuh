@@ -174,7 +174,8 @@ class FewRows {
     }
     const bool masked = first < item_.unmasked_begin || first + kTileKeys > item_.unmasked_end;
     if (masked) [[unlikely]]
-      clear_unseen<kDvo, VLayout>(v, 0, tile_, p_.num_sink_tokens, item_.pos_begin + first);
+      clear_unseen<kDvo, VLayout>(v, 0, tile_, p_.num_sink_tokens, item_.pos_begin + first,
+                                  item_.pos_begin + item_.num_tokens);
     std::uint32_t b[kColumns][2];
     if (p_.soft_cap > 0.0F || p_.alibi_slopes != nullptr || !(scale > 0.0F)) [[unlikely]] {
       adjust(s, scale, item_.pos_begin + first + lane_ / 4);

@@ -91,15 +91,16 @@ __device__ __forceinline__ bool sees(std::int32_t lo, std::int32_t hi, std::int3
   return pos < hi && (pos >= lo || pos < sinks);
 }
 
-/// Clears those of the V rows [at, at + 16), of keys from position `pos` on, that no row of the tile sees: memory
-/// nobody sees may hold NaN, which a weight of zero does not hide. By one warp.
+/// Clears those of the V rows [at, at + 16), of keys from position `pos` on, that no row of the tile sees or that lie
+/// past the item, which ends at position `end`: memory nobody sees may hold NaN, which a weight of zero does not hide.
+/// (With explicit levels a page may end before its rows' keys do.) By one warp.
 template <int kDim, class Layout, int kSize>
 __device__ __forceinline__ void clear_unseen(unsigned char* v, int at, const RowTile<kSize>& tile, std::int32_t sinks,
-                                             std::int32_t pos) {
+                                             std::int32_t pos, std::int32_t end) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   bool seen = false;
   for (int n = lane / kTileKeys; n < kSize; n += 2) {
-    seen = seen || sees(tile.lo[n], tile.hi[n], sinks, pos + lane % kTileKeys);
+    seen = seen || sees(tile.lo[n], min(tile.hi[n], end), sinks, pos + lane % kTileKeys);
   }
   const unsigned votes = __ballot_sync(0xffffffffU, seen);
   const unsigned keys = (votes | votes >> kTileKeys) & 0xffffU;

@@ -11,6 +11,7 @@
 #include "cuda/error.h"
 #include "cuda/launch.h"
 #include "cuda/merge.h"
+#include "cuda/stream_watch.h"
 #include "cuda/tensor_map.h"
 
 namespace headwater::cuda {
@@ -130,12 +131,25 @@ void launch(const void* kernel, int blocks, int threads, int shared_bytes, void*
   check(cudaLaunchKernelExC(&config, kernel, &params), name);
 }
 
+/// Debug builds: calls visit(name, memory, bytes) for what a run needs for itself.
+template <class Visit>
+void for_own_memory([[maybe_unused]] const DevicePlan::Impl& plan, [[maybe_unused]] const RunArgs& args,
+                    [[maybe_unused]] Visit visit) {
+#ifndef NDEBUG
+  visit("workspace", args.workspace.data, plan.facts.workspace_bytes);
+  visit("plan", plan.queue.data, sizeof(std::int32_t));
+#endif
+}
+
 }  // namespace
 
 void run(const DevicePlan& plan, const RunArgs& args, Stream stream) {
   const DevicePlan::Impl& self = plan.impl();
   if (!self.uploaded) throw Error(ErrorCode::invalid_argument, "plan: nothing was uploaded, expected a plan in force");
   check_args(self.facts, args);
+  for_own_memory(self, args, [&](const char* name, const void* memory, std::size_t bytes) {
+    StreamWatch::instance().check(name, memory, bytes, stream);
+  });
   AttendParams attend = params_of(self, args);
   launch(self.kernel->function, self.num_blocks, self.kernel->threads, self.shared_bytes, &attend, stream, false,
          "attend");
@@ -148,7 +162,15 @@ void run(const DevicePlan& plan, const RunArgs& args, Stream stream) {
   merge.invariant = attend.invariant;
   merge.partial_o = attend.partial_o;
   merge.partial_lse = attend.partial_lse;
-  launch(merge_kernel(), self.num_merge_blocks, 32 * kMergeWarps, 0, &merge, stream, self.hopper, "merge_rows");
+  try {
+    launch(merge_kernel(), self.num_merge_blocks, 32 * kMergeWarps, 0, &merge, stream, self.hopper, "merge_rows");
+  } catch (const Error&) {
+    cudaMemsetAsync(self.queue.data, 0, sizeof(std::int32_t), stream);  // what the merge would have done
+    throw;
+  }
+  for_own_memory(self, args, [&](const char*, const void* memory, std::size_t bytes) {
+    StreamWatch::instance().note(memory, bytes, stream);
+  });
 }
 
 }  // namespace headwater::cuda

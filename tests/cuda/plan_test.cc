@@ -177,7 +177,7 @@ TEST(CudaPlan, TwoStreamsAtOnce) {
   EXPECT_EQ(plans.call.run_by(run_both, plans.forest, 0).complaint, "");
 }
 
-TEST(CudaPlan, OffsetsPast32Bits) {
+TEST(CudaFaults, Fault27_OffsetsPastTwoToTheThirtyTwo) {
   HEADWATER_NEEDS_GPU();
   Plans plans;
   const auto far = [&](const Plan& plan, const cpu::RunArgs& args) {
