@@ -58,7 +58,7 @@ bench::Workload parse_cell(std::string_view line, const std::string& place) {
     bench::ForestNode made;
     made.parent = static_cast<std::int32_t>(words.number(node + ", parent", -1, i - 1));
     const std::int64_t above = made.parent < 0 ? 0 : path[static_cast<std::size_t>(made.parent)];
-    made.num_tokens = words.number(node + ", tokens", 1, kMaxTokens - above);
+    made.num_tokens = words.number(node + ", tokens", 0, kMaxTokens - above);
     path[static_cast<std::size_t>(i)] = above + made.num_tokens;
     if (made.parent >= 0) inner[static_cast<std::size_t>(made.parent)] = true;
     out.forest.nodes.push_back(made);
@@ -67,7 +67,9 @@ bench::Workload parse_cell(std::string_view line, const std::string& place) {
     words.fail(fmt::format("expected the end of the line after {} nodes, got \"{}\"", count, word));
   }
   for (std::int64_t i = 0; i < count; ++i) {
-    if (!inner[static_cast<std::size_t>(i)]) out.forest.requests.push_back({static_cast<std::int32_t>(i), 1});
+    if (inner[static_cast<std::size_t>(i)]) continue;
+    if (path[static_cast<std::size_t>(i)] == 0) words.fail(fmt::format("node {}: a request without tokens", i));
+    out.forest.requests.push_back({static_cast<std::int32_t>(i), 1});
   }
   return out;
 }

@@ -103,9 +103,10 @@ TEST(Cells, Refusals) {
   EXPECT_EQ(refused("a 4 2 64 0"), "f:1: nodes: expected an integer in [1, 1048576], got \"0\"");
   EXPECT_EQ(refused("a 4 2 64 2 -1 5 1 5"), "f:1: node 1, parent: expected an integer in [-1, 0], got \"1\"");
   EXPECT_EQ(refused("a 4 2 64 2 -1 1073741800 0 100"),
-            "f:1: node 1, tokens: expected an integer in [1, 24], got \"100\"");
+            "f:1: node 1, tokens: expected an integer in [0, 24], got \"100\"");
   EXPECT_EQ(refused("a 4 2 64 1 -1 5 0 7"), "f:1: expected the end of the line after 1 nodes, got \"0\"");
-  EXPECT_EQ(refused("a 4 2 64 1 -1 5x"), "f:1: node 0, tokens: expected an integer in [1, 1073741824], got \"5x\"");
+  EXPECT_EQ(refused("a 4 2 64 2 -1 0 0 0"), "f:1: node 1: a request without tokens");
+  EXPECT_EQ(refused("a 4 2 64 1 -1 5x"), "f:1: node 0, tokens: expected an integer in [0, 1073741824], got \"5x\"");
 }
 
 // --- Trees

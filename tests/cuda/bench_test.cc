@@ -69,7 +69,7 @@ TEST(CudaBench, WhatNoKernelServesIsRefused) {
   Workload workload;
   workload.forest = two_level(64, 2, 16);
   BenchConfig config = small_config();
-  config.batch_invariant = true;
+  workload.head_dim = 80;
   Harness harness(make_cuda_processor());
   EXPECT_THROW((void)harness.run(workload, config), Error);
 }
