@@ -46,7 +46,7 @@ TEST(CudaCapacity, EveryPlanWithinTheBoundsFits) {
   int tight_items = 0;
   int tight_ids = 0;
   for (std::uint64_t seed = 60'000; seed < 64'000; ++seed) {
-    const property::Scenario s =
+    property::Scenario s =
         property::random_scenario(seed, {.max_rows = seed % 3 == 0 ? 40 : 4,
                                          .max_pages = seed % 5 == 0 ? 60 : 12,
                                          .head_dims = {64, 128},
@@ -54,6 +54,12 @@ TEST(CudaCapacity, EveryPlanWithinTheBoundsFits) {
                                          .gpu_types = true});
     SCOPED_TRACE(property::describe(s));
     reference::Rng rng(seed);
+    // Windows shorter than what rows of a tile are apart: gaps, and sinks before them. (With windows of their own, tables
+    // may hold stale ids outside them.)
+    if (seed % 4 != 0 && s.options.window_left < 0 && s.options.local_chunk == 0) {
+      s.options.window_left = rng.integer(0, 20);
+      s.options.num_sink_tokens = rng.chance(0.7) ? rng.integer(1, 6) : 0;
+    }
     DeviceModel model = s.model;
     if (rng.chance(0.5)) model = cuda::h200_model(s.shape);
     if (rng.chance(0.5)) model.num_workers = rng.chance(0.5) ? 9 : 33;
