@@ -46,16 +46,15 @@ TEST(CudaCapacity, EveryPlanWithinTheBoundsFits) {
   int tight_items = 0;
   int tight_ids = 0;
   for (std::uint64_t seed = 60'000; seed < 64'000; ++seed) {
-    property::Scenario s =
-        property::random_scenario(seed, {.max_rows = seed % 3 == 0 ? 40 : 4,
-                                         .max_pages = seed % 5 == 0 ? 60 : 12,
-                                         .head_dims = {64, 128},
-                                         .page_sizes = {1, 2, 4, 8, 16, 16, 32, 64},
-                                         .gpu_types = true});
+    property::Scenario s = property::random_scenario(seed, {.max_rows = seed % 3 == 0 ? 40 : 4,
+                                                            .max_pages = seed % 5 == 0 ? 60 : 12,
+                                                            .head_dims = {64, 128},
+                                                            .page_sizes = {1, 2, 4, 8, 16, 16, 32, 64},
+                                                            .gpu_types = true});
     SCOPED_TRACE(property::describe(s));
     reference::Rng rng(seed);
-    // Windows shorter than what rows of a tile are apart: gaps, and sinks before them. (With windows of their own, tables
-    // may hold stale ids outside them.)
+    // Windows shorter than what rows of a tile are apart: gaps, and sinks before them. (With windows of their own,
+    // tables may hold stale ids outside them.)
     if (seed % 4 != 0 && s.options.window_left < 0 && s.options.local_chunk == 0) {
       s.options.window_left = rng.integer(0, 20);
       s.options.num_sink_tokens = rng.chance(0.7) ? rng.integer(1, 6) : 0;
@@ -126,7 +125,8 @@ TEST(CudaCapacity, ChainsOfPrefixesAreTheWorstCase) {
   EXPECT_EQ(beyond(needed, cuda::Capacity::within(bounds, kSmallF16, options, model)), "");
   EXPECT_GT(needed.max_partials, 400) << "a row for every span on its path";
   bounds.max_shared_spans = 2;
-  EXPECT_NE(beyond(needed, cuda::Capacity::within(bounds, kSmallF16, options, model)), "") << "more spans than promised";
+  EXPECT_NE(beyond(needed, cuda::Capacity::within(bounds, kSmallF16, options, model)), "")
+      << "more spans than promised";
 }
 
 TEST(CudaCapacity, BoundsAreChecked) {
