@@ -374,6 +374,7 @@ void for_each_field(Model& model, const Visit& visit) {
   visit("item_ps", model.item_ps);
   visit("item_row_ps", model.item_row_ps);
   visit("partial_ps_per_kib", model.partial_ps_per_kib);
+  visit("many_start_ps", model.many_start_ps);
   visit("launch_ps", model.launch_ps);
   visit("max_tile_rows", model.max_tile_rows);
   visit("chunk_tokens", model.chunk_tokens);

@@ -107,6 +107,97 @@ class DevicePlan {
   [[nodiscard]] const Impl& impl() const noexcept { return *impl_; }
 
  private:
+  friend class DevicePlanner;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Page tables on the device, of a step whose plan is made there: device pointers, read when the planner runs.
+struct DeviceTables {
+  const std::int32_t* block_table = nullptr;  ///< [num_requests, max_blocks] page ids; entry j of a row covers tokens
+                                              ///< [j * page_size, (j + 1) * page_size). Columns past ceil(length /
+                                              ///< page_size) are never read
+  std::int64_t row_stride = 0;                ///< elements between rows; 0: max_blocks
+  const std::int32_t* lengths = nullptr;      ///< [num_requests] tokens of K and V; 0: a padded request
+  const std::int32_t* qo_indptr = nullptr;    ///< [num_requests + 1] as Batch::qo_indptr; nullptr: one row each
+  int num_requests = 0;                       ///< padded ones included
+};
+
+/// What the host knows of all steps.
+struct DeviceTableLimits {
+  int max_requests = 0;
+  int max_blocks = 0;  ///< columns of the block table
+  int max_rows = 0;    ///< query rows; 0: max_requests
+  int page_size = 16;
+  std::int64_t num_pages = 0;   ///< pages of the pool
+  std::int32_t null_page = -1;  ///< an id that never counts as shared (vLLM: block 0); -1: none
+};
+
+/// What became of the last plan made on the device.
+struct DevicePlanStatus {
+  /// Bits of `flags`. With any of them the plan is flat: nothing is shared, the results are right for all requests that
+  /// are described rightly.
+  static constexpr std::uint32_t kBadPageId = 1;     ///< an id outside the pool; its keys count as zeros
+  static constexpr std::uint32_t kBadLength = 2;     ///< a length below 0 or beyond max_blocks; taken as the nearest
+  static constexpr std::uint32_t kBadRows = 4;       ///< qo_indptr falls or passes max_rows: nothing is computed
+  static constexpr std::uint32_t kOverCapacity = 8;  ///< the shared spans need more items or partial states
+  std::uint32_t flags = 0;
+  std::int32_t num_spans = 0;         ///< spans split off for several requests; 0: the plan is flat
+  std::int64_t shared_tokens = 0;     ///< summed over spans
+  std::int64_t member_sequences = 0;  ///< summed over spans
+  std::int32_t num_items = 0;
+  std::int32_t num_partials = 0;
+};
+
+/// A span that was split off on the device.
+struct DeviceSpan {
+  std::int32_t pos_begin = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t member_begin = 0;  ///< in the list of members
+  std::int32_t num_members = 0;
+  std::int32_t depth = 0;
+};
+
+/// Makes plans on the device, from tables that the host does not see: one launch, which may be captured in a graph
+/// together with the runs that follow. Policies auto, flat and forest; causal or not; no windows, local chunks or sink
+/// tokens. What is equal to the host's plans: docs/cuda.md. Move-only. Its plans belong to one stream, as uploads do.
+///
+///   cuda::DevicePlanner planner(shape, options, limits);
+///   cuda::DevicePlan plan(shape, planner.capacity());
+///   planner.plan(plan, tables, stream);                // once per step
+///   cuda::run(plan, args, stream);                     // per layer
+class DevicePlanner {
+ public:
+  /// Allocates; nothing later does. Throws Error (unsupported with the reason, invalid_argument, device).
+  DevicePlanner(const AttentionShape& shape, const PlanOptions& options, const DeviceTableLimits& limits,
+                const DeviceModel& model);
+  /// With device_model(shape).
+  DevicePlanner(const AttentionShape& shape, const PlanOptions& options, const DeviceTableLimits& limits);
+  ~DevicePlanner();
+  DevicePlanner(DevicePlanner&&) noexcept;
+  DevicePlanner& operator=(DevicePlanner&&) noexcept;
+
+  /// For its DevicePlans: every flat plan fits, and shared spans that leave up to 15 states a row (more for few rows).
+  /// A plan of less room is served as long as flat plans of undivided requests fit.
+  [[nodiscard]] const Capacity& capacity() const noexcept;
+  [[nodiscard]] static Capacity capacity_for(const AttentionShape& shape, const PlanOptions& options,
+                                             const DeviceTableLimits& limits, const DeviceModel& model);
+
+  /// Launches: what `tables` holds when the launch runs becomes the plan in force of `plan` for what follows on
+  /// `stream`. The table must stay as it is until those runs are done: they read page ids from it. A DevicePlan holds
+  /// plans of the host or of the device, never both in turn. Throws Error (invalid_argument, capacity_exceeded,
+  /// unsupported, device) before anything is launched. What is wrong in the tables themselves is told by status().
+  void plan(DevicePlan& plan, const DeviceTables& tables, Stream stream);
+
+  /// Device memory, written by every plan(): what became of it, [num_spans] spans, and the requests that their members
+  /// are [max_requests].
+  [[nodiscard]] const DevicePlanStatus* status() const noexcept;
+  [[nodiscard]] const DeviceSpan* spans() const noexcept;
+  [[nodiscard]] const std::int32_t* span_members() const noexcept;
+
+  struct Impl;
+  [[nodiscard]] const Impl& impl() const noexcept { return *impl_; }
+
+ private:
   std::unique_ptr<Impl> impl_;
 };
 

@@ -29,6 +29,7 @@ struct DeviceModel {
   std::int64_t item_ps = 1'500'000;       ///< fixed cost of a work item
   std::int64_t item_row_ps = 150'000;     ///< fixed cost of one query row (all heads) in an item: gather q, close state
   std::int64_t partial_ps_per_kib = 60'000;  ///< writing and merging one KiB of partial state
+  std::int64_t many_start_ps = 0;            ///< fixed cost of a run that uses the many-rows kernel beside the other
   std::int64_t launch_ps = 4'000'000;        ///< fixed cost of a run; a merge phase costs another
   std::int32_t max_tile_rows = 128;          ///< stacked rows (rows x group_size) of a work item
   std::int32_t chunk_tokens = 1'024;         ///< tokens of an item where several row tiles read one span in turn

@@ -122,6 +122,7 @@ typedef struct hw_device_model {
   int64_t item_ps;
   int64_t item_row_ps;
   int64_t partial_ps_per_kib;
+  int64_t many_start_ps;
   int64_t launch_ps;
   int32_t max_tile_rows;
   int32_t chunk_tokens;

@@ -137,6 +137,7 @@ DeviceModel to_cpp(const hw_device_model& m) {
   out.item_ps = m.item_ps;
   out.item_row_ps = m.item_row_ps;
   out.partial_ps_per_kib = m.partial_ps_per_kib;
+  out.many_start_ps = m.many_start_ps;
   out.launch_ps = m.launch_ps;
   out.max_tile_rows = m.max_tile_rows;
   out.chunk_tokens = m.chunk_tokens;
@@ -158,6 +159,7 @@ hw_device_model to_c(const DeviceModel& m) {
   out.item_ps = m.item_ps;
   out.item_row_ps = m.item_row_ps;
   out.partial_ps_per_kib = m.partial_ps_per_kib;
+  out.many_start_ps = m.many_start_ps;
   out.launch_ps = m.launch_ps;
   out.max_tile_rows = m.max_tile_rows;
   out.chunk_tokens = m.chunk_tokens;

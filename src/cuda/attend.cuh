@@ -49,9 +49,10 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const DeviceI
   const auto run = [&](auto kernel) {
     decltype(kernel)::type::attend(p, item, head, begin, count, shared, state.barriers, next, phases);
   };
-  if (count <= 8) {
+  // In batch-invariant mode one kernel serves all: its arithmetic for a row does not depend on the others.
+  if (count <= 8 && !p.invariant) {
     run(std::type_identity<FewRows<T, kDqk, kDvo, 8>>());
-  } else if (count <= 16) {
+  } else if (count <= 16 && !p.invariant) {
     run(std::type_identity<FewRows<T, kDqk, kDvo, 16>>());
   } else if (kWide<kDqk, kDvo> || count <= 64) {
     run(std::type_identity<ManyRows<T, kDqk, kDvo, 64>>());

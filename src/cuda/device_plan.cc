@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -78,14 +79,43 @@ std::int64_t pages_of(const detail::WorkItem& item, int page_size) {
   return (std::int64_t{item.first_token} + item.num_tokens + page_size - 1) / page_size;
 }
 
-std::int64_t page_ids_of(const detail::PlanData& plan) {
-  std::int64_t count = 0;
-  for (const detail::WorkItem& item : plan.items) {
-    if (item.kv_head_begin != 0) continue;
-    count += pages_of(item, plan.page_size[static_cast<std::size_t>(item.view)]);
+/// The items and merge lists that go to the device: the plan's own, or in batch-invariant mode those of its chunks.
+struct Work {
+  std::span<const detail::WorkItem> items;
+  std::span<const std::int32_t> leads;  ///< empty: none has one
+  std::span<const std::int32_t> merge_rows;
+  std::span<const std::int32_t> merge_indptr;
+  std::span<const std::int32_t> merge_slots;
+  std::int64_t num_partials;
+
+  Work(const detail::PlanData& plan, ChunkedPlan& chunks)
+      : items(plan.items),
+        merge_rows(plan.merge_rows),
+        merge_indptr(plan.merge_indptr),
+        merge_slots(plan.merge_slots),
+        num_partials(plan.num_partials) {
+    if (!plan.options.batch_invariant) return;
+    chunks.cut(plan);
+    items = chunks.items;
+    leads = chunks.leads;
+    merge_rows = chunks.merge_rows;
+    merge_indptr = chunks.merge_indptr;
+    merge_slots = chunks.merge_slots;
+    num_partials = chunks.num_partials;
   }
-  return count;
-}
+
+  [[nodiscard]] Capacity size(const detail::PlanData& plan) const {
+    Capacity size;
+    size.max_rows = static_cast<std::int64_t>(plan.rows.size());
+    size.max_partials = num_partials;
+    for (const detail::WorkItem& item : items) {
+      if (item.kv_head_begin != 0) continue;
+      ++size.max_items;
+      size.max_page_ids += pages_of(item, plan.page_size[static_cast<std::size_t>(item.view)]);
+    }
+    return size;
+  }
+};
 
 void check_field(const char* name, std::int64_t got, std::int64_t capacity) {
   if (got <= capacity) return;
@@ -94,7 +124,7 @@ void check_field(const char* name, std::int64_t got, std::int64_t capacity) {
 }
 
 template <class Element>
-void copy(const std::vector<Element>& from, Element* to) {
+void copy(std::span<const Element> from, Element* to) {
   if (!from.empty()) std::memcpy(to, from.data(), from.size() * sizeof(Element));
 }
 
@@ -105,17 +135,18 @@ ItemRow item_row(const detail::PlanData& plan, std::int32_t i) {
 }
 
 /// The plan's arrays into a blob; returns the bytes used.
-std::size_t pack(const detail::PlanData& plan, const Blob& to) {
+std::size_t pack(const detail::PlanData& plan, const Work& work, const Blob& to) {
   // Heads are dealt to thread blocks here: the parts of an item that the plan split by heads, which follow one another,
   // become one.
   std::int32_t num_items = 0;
   std::int32_t at = 0;
-  for (const detail::WorkItem& item : plan.items) {
+  for (std::size_t i = 0; i < work.items.size(); ++i) {
+    const detail::WorkItem& item = work.items[i];
     if (item.kv_head_begin != 0) continue;
     const std::int64_t pages = pages_of(item, plan.page_size[static_cast<std::size_t>(item.view)]);
     std::copy_n(plan.page_ids.data() + item.page_begin, pages, to.page_ids + at);
     DeviceItem& mine = to.items[num_items++];
-    mine = {item, item_row(plan, item.row_begin), {}};
+    mine = {item, item_row(plan, item.row_begin), work.leads.empty() ? 0 : work.leads[i], {}};
     std::copy_n(to.page_ids + at, std::min<std::int64_t>(pages, kFirstPages), mine.first_pages);
     mine.kv_head_end = static_cast<std::int16_t>(plan.shape.num_kv_heads);
     mine.page_begin = at;
@@ -123,11 +154,11 @@ std::size_t pack(const detail::PlanData& plan, const Blob& to) {
   }
   const auto num_rows = static_cast<std::int32_t>(plan.item_rows.size());
   for (std::int32_t i = 0; i < num_rows; ++i) to.item_rows[i] = item_row(plan, i);
-  copy(plan.merge_rows, to.merge_rows);
-  copy(plan.merge_indptr, to.merge_indptr);
-  copy(plan.merge_slots, to.merge_slots);
-  copy(plan.empty_rows, to.empty_rows);
-  *to.header = {num_items, static_cast<std::int32_t>(plan.merge_rows.size()),
+  copy(work.merge_rows, to.merge_rows);
+  copy(work.merge_indptr, to.merge_indptr);
+  copy(work.merge_slots, to.merge_slots);
+  copy(std::span(plan.empty_rows), to.empty_rows);
+  *to.header = {num_items, static_cast<std::int32_t>(work.merge_rows.size()),
                 static_cast<std::int32_t>(plan.empty_rows.size())};
   return to.page_ids_at + static_cast<std::size_t>(at) * sizeof(std::int32_t);
 }
@@ -147,10 +178,10 @@ void check_same_calls(const detail::PlanData& plan, const detail::PlanData& firs
   const PlanOptions& a = plan.options;
   const PlanOptions& b = first.options;
   if (a.sm_scale != b.sm_scale || a.logits_soft_cap != b.logits_soft_cap || a.num_sink_tokens != b.num_sink_tokens ||
-      a.alibi != b.alibi || a.sinks != b.sinks) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        "plan.options: sm_scale, logits_soft_cap, num_sink_tokens, alibi or sinks differ from the first plan's");
+      a.alibi != b.alibi || a.sinks != b.sinks || a.batch_invariant != b.batch_invariant) {
+    throw Error(ErrorCode::invalid_argument,
+                "plan.options: sm_scale, logits_soft_cap, num_sink_tokens, alibi, sinks or batch_invariant differ from "
+                "the first plan's");
   }
   if (plan.page_size != first.page_size) {
     throw Error(ErrorCode::invalid_argument, "plan: page sizes or their number differ from the first plan's");
@@ -185,9 +216,8 @@ Staging::~Staging() {
 }
 
 Capacity Capacity::of(const Plan& plan) {
-  const detail::PlanData& data = plan.data();
-  return {static_cast<std::int64_t>(data.rows.size()), page_ids_of(data), static_cast<std::int64_t>(data.items.size()),
-          data.num_partials};
+  ChunkedPlan chunks;
+  return Work(plan.data(), chunks).size(plan.data());
 }
 
 DevicePlan::Impl::Impl(const AttentionShape& s, const Capacity& c)
@@ -236,20 +266,57 @@ DevicePlan::~DevicePlan() = default;
 DevicePlan::DevicePlan(DevicePlan&&) noexcept = default;
 DevicePlan& DevicePlan::operator=(DevicePlan&&) noexcept = default;
 
+PlannerOutput DevicePlan::Impl::take_over(const AttentionShape& its_shape, const PlanOptions& options,
+                                          const DeviceTableLimits& limits, const std::int32_t* block_table) {
+  if (uploaded && !on_device) {
+    throw Error(ErrorCode::invalid_argument,
+                "plan: the host's plans were uploaded to it, expected one for plans made on the device");
+  }
+  detail::PlanData next;
+  next.shape = its_shape;
+  next.options = options;
+  next.page_size = {limits.page_size};
+  check_plan(next, shape);
+  if (uploaded) check_same_calls(next, facts);
+  view.page_ids = block_table;
+  uploaded = on_device = true;
+  facts.options = options;
+  facts.page_size = {limits.page_size};
+  facts.num_pages = {limits.num_pages};
+  facts.rows.resize(static_cast<std::size_t>(limits.max_rows > 0 ? limits.max_rows : limits.max_requests));
+  facts.num_partials = static_cast<std::int32_t>(capacity.max_partials);
+  facts.workspace_bytes = cuda::workspace_size(shape, capacity);
+  const Blob there(blob.data, capacity);
+  PlannerOutput out;
+  out.header = there.header;
+  out.items = there.items;
+  out.item_rows = there.item_rows;
+  out.merge_rows = there.merge_rows;
+  out.merge_indptr = there.merge_indptr;
+  out.merge_slots = there.merge_slots;
+  out.empty_rows = there.empty_rows;
+  return out;
+}
+
 void DevicePlan::upload(const Plan& plan, Stream stream) {
   const detail::PlanData& data = plan.data();
   Impl& self = *impl_;
+  if (self.on_device) {
+    throw Error(ErrorCode::invalid_argument,
+                "plan: it holds plans made on the device, expected one for the host's plans");
+  }
   check_plan(data, self.shape);
   if (self.uploaded) check_same_calls(data, self.facts);
-  const std::int64_t num_page_ids = page_ids_of(data);
-  check_field("max_rows", static_cast<std::int64_t>(data.rows.size()), self.capacity.max_rows);
-  check_field("max_page_ids", num_page_ids, self.capacity.max_page_ids);
-  check_field("max_items", static_cast<std::int64_t>(data.items.size()), self.capacity.max_items);
-  check_field("max_partials", data.num_partials, self.capacity.max_partials);
+  const Work work(data, self.chunks);
+  const Capacity size = work.size(data);
+  check_field("max_rows", size.max_rows, self.capacity.max_rows);
+  check_field("max_page_ids", size.max_page_ids, self.capacity.max_page_ids);
+  check_field("max_items", size.max_items, self.capacity.max_items);
+  check_field("max_partials", size.max_partials, self.capacity.max_partials);
 
   Staging& staging = self.staging[static_cast<std::size_t>(self.turn)];
   check(cudaEventSynchronize(staging.copied), "cudaEventSynchronize");
-  const std::size_t bytes = pack(data, Blob(staging.data, self.capacity));
+  const std::size_t bytes = pack(data, work, Blob(staging.data, self.capacity));
   check(cudaMemcpyAsync(self.blob.data, staging.data, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
   check(cudaEventRecord(staging.copied, stream), "cudaEventRecord");
   self.turn = 1 - self.turn;
@@ -260,7 +327,7 @@ void DevicePlan::upload(const Plan& plan, Stream stream) {
   facts.page_size = data.page_size;
   facts.num_pages = data.num_pages;
   facts.rows.resize(data.rows.size());
-  facts.num_partials = data.num_partials;
+  facts.num_partials = static_cast<std::int32_t>(size.max_partials);
   facts.workspace_bytes = workspace_size();
 }
 

@@ -4,6 +4,8 @@
 #include <array>
 #include <optional>
 
+#include "cuda/chunks.h"
+#include "cuda/device_planner_memory.h"
 #include "cuda/kernels.h"
 #include "cuda/params.h"
 #include "cuda/tensor_map.h"
@@ -38,6 +40,10 @@ struct Staging {
 struct DevicePlan::Impl {
   Impl(const AttentionShape& shape, const Capacity& capacity);
 
+  /// Makes this a plan of a DevicePlanner, whose page ids are the caller's table; returns where its arrays go.
+  PlannerOutput take_over(const AttentionShape& its_shape, const PlanOptions& options, const DeviceTableLimits& limits,
+                          const std::int32_t* block_table);
+
   AttentionShape shape;
   Capacity capacity;
   const AttendKernel* kernel;
@@ -52,8 +58,10 @@ struct DevicePlan::Impl {
   DeviceBuffer queue;
   std::optional<MapEncoder> maps;  ///< where the device has a bulk copy engine
   std::array<Staging, 2> staging;
+  ChunkedPlan chunks;  ///< batch-invariant mode: of the plan being uploaded
   int turn = 0;
-  bool uploaded = false;
+  bool uploaded = false;   ///< there is a plan in force
+  bool on_device = false;  ///< made by a DevicePlanner
   /// Shape, options, sizes and number of rows of the plan in force, for the checks that all back ends share.
   detail::PlanData facts;
 };

@@ -44,7 +44,10 @@ const AttendKernel& supported_kernel(const AttentionShape& shape) {
 void check_supported_plan(const AttentionShape& shape, const PlanOptions& options,
                           std::span<const std::int32_t> page_sizes) {
   supported_kernel(shape);
-  if (options.batch_invariant) unsupported("options.batch_invariant: not on CUDA");
+  if (options.batch_invariant && options.invariant_chunk % 64 != 0) {
+    unsupported("options.invariant_chunk = " + std::to_string(options.invariant_chunk) +
+                ", expected a multiple of 64 on CUDA");
+  }
   for (const std::int32_t size : page_sizes) {
     if (size < 1 || size > kMaxPageSize || !std::has_single_bit(static_cast<std::uint32_t>(size))) {
       unsupported("page_size = " + std::to_string(size) + ", expected a power of two in 1..256 on CUDA");

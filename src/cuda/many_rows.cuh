@@ -186,10 +186,11 @@ class ManyRows {
       if (!low) continue;
       const std::int32_t lo = tile_.lo[n] - begin;
       const std::int32_t sinks = p_.num_sink_tokens - begin;
+      const std::int32_t item_begin = item_.pos_begin + item_.lead - begin;
 #pragma unroll
       for (int i = 0; i < kKeys / 4; ++i) {
         const int at = i / 2 * 8 + i % 2;
-        if (at < lo && at >= sinks) s[i / 2][2 * h + i % 2] = minus_infinity();
+        if (at < item_begin || (at < lo && at >= sinks)) s[i / 2][2 * h + i % 2] = minus_infinity();
       }
     }
   }

@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_rows(const __grid_cons
   const int merged = header.num_merge_rows * p.num_qo_heads;
   const int total = merged + header.num_empty_rows * p.num_qo_heads;
   // Where rows are few, all warps of a block share one: their states come at the same time, not one after the other.
-  const bool share = merged <= static_cast<int>(gridDim.x) * 2;
+  const bool share = !p.invariant && merged <= static_cast<int>(gridDim.x) * 2;
   const int step = static_cast<int>(gridDim.x) * (share ? 1 : kMergeWarps);
   int i = share ? static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x) * kMergeWarps + warp;
   MergeRow todo;

@@ -13,6 +13,7 @@ struct MergeParams {
   Output out;
   std::int32_t num_qo_heads = 0;
   std::int32_t head_dim = 0;
+  bool invariant = false;  ///< always one warp for a row
   const float* partial_o = nullptr;
   const float* partial_lse = nullptr;
 };

@@ -38,10 +38,11 @@ struct ItemRow {
 /// size that copies of 16 bytes can carry.
 struct alignas(64) DeviceItem : detail::WorkItem {
   ItemRow first_row;             ///< item_rows[row_begin]
-  std::int32_t first_pages[14];  ///< page_ids[page_begin ...], as many as there are
+  std::int32_t lead = 0;         ///< hidden tokens at its start (batch-invariant mode; else 0)
+  std::int32_t first_pages[13];  ///< page_ids[page_begin ...], as many as there are
 };
 static_assert(sizeof(DeviceItem) == 128);
-inline constexpr int kFirstPages = 14;
+inline constexpr int kFirstPages = 13;
 
 /// A plan on the device. An item is for all KV heads; the work of a thread block is one of them.
 struct PlanView {
@@ -117,6 +118,7 @@ struct AttendParams {
   DeviceScale k_scale;
   DeviceScale v_scale;
   std::int32_t num_sink_tokens = 0;
+  bool invariant = false;        ///< one kernel for all items
   std::int32_t stages = 3;       ///< depth of the KV pipeline of the few-rows kernel
   float* partial_o = nullptr;    ///< [slots, Hq, Dvo]
   float* partial_lse = nullptr;  ///< [slots, Hq], base 2

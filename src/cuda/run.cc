@@ -108,6 +108,7 @@ AttendParams params_of(const DevicePlan::Impl& plan, const RunArgs& args) {
   p.k_scale = {args.k_scale.data, args.k_scale.count > 1 ? 1 : 0};
   p.v_scale = {args.v_scale.data, args.v_scale.count > 1 ? 1 : 0};
   p.num_sink_tokens = static_cast<std::int32_t>(std::min<std::int64_t>(options.num_sink_tokens, 1 << 30));
+  p.invariant = options.batch_invariant;
   p.stages = plan.stages;
   p.partial_o = static_cast<float*>(args.workspace.data);
   p.partial_lse = p.partial_o + plan.capacity.max_partials * shape.num_qo_heads * shape.head_dim_vo;
@@ -158,6 +159,7 @@ void run(const DevicePlan& plan, const RunArgs& args, Stream stream) {
   merge.out = attend.out;
   merge.num_qo_heads = attend.num_qo_heads;
   merge.head_dim = self.shape.head_dim_vo;
+  merge.invariant = attend.invariant;
   merge.partial_o = attend.partial_o;
   merge.partial_lse = attend.partial_lse;
   try {

@@ -20,33 +20,11 @@ CostModel::CostModel(const AttentionShape& s, const PlanOptions& o, const Device
   item_ps_ = m.item_ps;
   item_row_ps_ = m.item_row_ps;
   partial_row_ps_ = times(m.partial_ps_per_kib, std::int64_t{s.num_qo_heads} * (s.head_dim_vo + 1) * 4) / 1024;
+  many_start_ps_ = m.many_start_ps;
   launch_ps_ = m.launch_ps;
   chunk_tokens_ = m.chunk_tokens;
   part_tokens_ = m.part_tokens;
   teams_ = m.teams;
-}
-
-std::int64_t CostModel::key_ps(std::int32_t rows) const noexcept {
-  const std::int64_t stacked = std::int64_t{rows} * group_size_;
-  if (stacked <= compute_.few_row_max) return compute_.few_row_ps * stacked * head_dims_;
-  const std::int64_t pad = compute_.many_row_pad;
-  return (compute_.many_base_ps + compute_.many_row_ps * ((stacked + pad - 1) / pad * pad)) * head_dims_;
-}
-
-std::int32_t CostModel::rows_per_tile(std::int32_t rows) const noexcept {
-  const std::int32_t tiles = num_tiles(rows);
-  if (tiles <= 1) return rows;
-  // Full vectors in all tiles but the last, as far as the group size allows.
-  const std::int32_t unit = std::max(1, compute_.many_row_pad / group_size_);
-  const std::int32_t even = (rows + tiles - 1) / tiles;
-  return std::min(tile_rows_, (even + unit - 1) / unit * unit);
-}
-
-std::int64_t CostModel::tiled_piece_ps(std::int64_t tokens, std::int32_t rows) const noexcept {
-  const std::int32_t per_tile = rows_per_tile(rows);
-  const std::int32_t full = (rows - 1) / per_tile;
-  return full * (compute_ps(tokens, per_tile) + item_ps(per_tile)) + compute_ps(tokens, rows - full * per_tile) +
-         item_ps(rows - full * per_tile);
 }
 
 }  // namespace headwater::detail

@@ -43,8 +43,8 @@ Estimate Estimator::estimate(const CostModel& cost, const PlanData& plan, std::s
   result.kv_bytes = sum.tokens * cost.token_bytes();
   const std::int64_t work = balance(cost, plan, sum);
   const bool merges = sum.merges || std::ranges::any_of(units.units, [](const Unit& unit) { return unit.parts > 1; });
-  result.predicted_ps =
-      std::max<std::int64_t>(0, work - saved_ps / cost.num_workers()) + cost.launch_ps() * (merges ? 2 : 1);
+  result.predicted_ps = std::max<std::int64_t>(0, work - saved_ps / cost.num_workers()) +
+                        cost.launch_ps() * (merges ? 2 : 1) + (sum.many && sum.few ? cost.many_start_ps() : 0);
   return result;
 }
 
@@ -169,6 +169,8 @@ Estimator::Sum Estimator::cost_units(const CostModel& cost) {
     sum.cost += unit.cost;
     sum.longest = std::max(sum.longest, part_cost(cost, unit, unit.parts));
     sum.merges = sum.merges || partials > 0;
+    sum.many = sum.many || cost.is_many(unit.num_rows);
+    sum.few = sum.few || !cost.is_many(unit.num_rows);
   }
   return sum;
 }

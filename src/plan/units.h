@@ -60,6 +60,8 @@ class Estimator {
     std::int64_t cost = 0;
     std::int64_t longest = 0;  ///< cost of a part
     bool merges = false;       ///< some row has several states
+    bool many = false;         ///< the many-rows kernel has work
+    bool few = false;          ///< the other one has
   };
   Sum cost_units(const CostModel& cost);
   std::int64_t balance(const CostModel& cost, const PlanData& plan, const Sum& sum);

@@ -192,6 +192,7 @@ void check_model(const DeviceModel& m) {
   check_not_negative("model.item_ps", m.item_ps);
   check_not_negative("model.item_row_ps", m.item_row_ps);
   check_not_negative("model.partial_ps_per_kib", m.partial_ps_per_kib);
+  check_not_negative("model.many_start_ps", m.many_start_ps);
   check_not_negative("model.launch_ps", m.launch_ps);
   const auto check_products = [](const std::string& name, const ComputeModel& c) {
     check_not_negative((name + "few_row_ps").c_str(), c.few_row_ps);

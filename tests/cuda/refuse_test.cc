@@ -30,7 +30,8 @@ TEST(CudaRefuse, WhatNoKernelServes) {
   EXPECT_NE(reason({32, 8, 80, 80, DType::f16, DType::f16, DType::f16}).find("head_dim_qk = 80, head_dim_vo = 80"),
             std::string::npos);
   EXPECT_EQ(reason({32, 8, 128, 128}, {}, 24), "page_size = 24, expected a power of two in 1..256 on CUDA");
-  EXPECT_EQ(reason({32, 8, 128, 128}, {.batch_invariant = true}), "options.batch_invariant: not on CUDA");
+  EXPECT_EQ(reason({32, 8, 128, 128}, {.batch_invariant = true, .invariant_chunk = 96}),
+            "options.invariant_chunk = 96, expected a multiple of 64 on CUDA");
 }
 
 TEST(CudaRefuse, WithoutADevice) {
