@@ -74,8 +74,10 @@ std::vector<Workload> feature_cells(bool shared) {
     const AttentionShape& s = config.shape;
     const double bytes =
         s.num_kv_heads * (s.head_dim_qk + s.head_dim_vo) * static_cast<double>(size_of(s.kv_dtype));  // of a token
-    const auto tokens = [&](int of_base) { return std::llround(of_base * 8 * 256 * 2 / bytes); };
-    one.forest = shared ? two_level(tokens(4096) + more_tokens, 32, tokens(256)) : unshared(32, tokens(2048) + more_tokens);
+    // Whole pages of 16, so that a shared last page is not stored again by every request.
+    const auto tokens = [&](int of_base) { return 16 * std::llround(of_base / 16 * 8 * 256 * 2 / bytes); };
+    one.forest =
+        shared ? two_level(tokens(4096) + more_tokens, 32, tokens(256)) : unshared(32, tokens(2048) + more_tokens);
     for (ForestRequest& request : one.forest.requests) request.num_rows = num_rows;
     one.name = (shared ? "shared, " : "unshared, ") + name;
     one.configure = [shape = config.shape, configure](BenchConfig& to) {
@@ -87,7 +89,8 @@ std::vector<Workload> feature_cells(bool shared) {
   add("fp16 32/8/128", [](BenchConfig&) {});
   add("fp8 KV", [](BenchConfig& c) { c.shape.kv_dtype = DType::f8e4m3; });
   // As many tokens in the window as the base has in all.
-  add("window", [shared](BenchConfig& c) { c.plan.window_left = (shared ? 4096 + 256 : 2048) - 1; }, 1, 2048);
+  add(
+      "window", [shared](BenchConfig& c) { c.plan.window_left = (shared ? 4096 + 256 : 2048) - 1; }, 1, 2048);
   add("soft-cap", [](BenchConfig& c) { c.plan.logits_soft_cap = 30.0F; });
   add("learned sinks", [](BenchConfig& c) { c.plan.sinks = true; });
   add("ALiBi", [](BenchConfig& c) { c.plan.alibi = true; });
@@ -100,7 +103,8 @@ std::vector<Workload> feature_cells(bool shared) {
   for (const int size : {1, 8, 64, 256}) {
     add(fmt::format("pages of {}", size), [size](BenchConfig& c) { c.page_size = size; });
   }
-  add("4 query rows", [](BenchConfig&) {}, 4);
+  add(
+      "4 query rows", [](BenchConfig&) {}, 4);
   return out;
 }
 
@@ -168,10 +172,9 @@ std::vector<SuiteGroup> find_suite(std::string_view name, const BenchConfig& bas
       out.push_back(std::move(candidate));
   }
   if (out.empty()) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("suite: expected one of cells, hnd, nhd, fp32, isa, avx2, fp16, mla, cascade, policies, features, got \"{}\"",
-                    name));
+    throw Error(ErrorCode::invalid_argument, fmt::format("suite: expected one of cells, hnd, nhd, fp32, isa, avx2, "
+                                                         "fp16, mla, cascade, policies, features, got \"{}\"",
+                                                         name));
   }
   if (!cuda) {
     std::erase_if(out, [](const SuiteGroup& one) { return one.feature_bound > 0; });

@@ -68,8 +68,7 @@ struct Capacity {
   /// Of every plan of batches within `bounds` that a planner with this model makes for the shape and options, whatever
   /// the policy. Safe rather than exact: max_rows is exact, page ids and items are those of the worst case, and partial
   /// states, which the workspace is for, can be many times what a plan takes. Give max_shared_spans where it is known,
-  /// or choose a smaller max_partials and run a flat plan where a plan is beyond it. Throws Error (invalid_argument;
-  /// unsupported for options.batch_invariant).
+  /// or choose a smaller max_partials and run a flat plan where a plan is beyond it. Throws Error (invalid_argument).
   [[nodiscard]] static Capacity within(const PlanBounds& bounds, const AttentionShape& shape,
                                        const PlanOptions& options, const DeviceModel& model);
 };

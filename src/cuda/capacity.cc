@@ -1,6 +1,6 @@
 // Capacities: of one plan, and of all plans within bounds. The latter follow from how plans come about (src/plan):
 //
-//   entries   requests with rows; with sink tokens apart from a window, two of each
+//   entries   requests with rows; two of each where sink tokens lie apart
 //   pieces    nodes of the sharing forest: of a tree with E leaves at most 2 E - 1; where tables start at different
 //             places an entry may take part in several trees, and only its pages bound its pieces
 //   path      pieces that one row reads: each but the last has members that the next has not, and each has a page
@@ -60,13 +60,10 @@ Capacity Capacity::within(const PlanBounds& bounds, const AttentionShape& shape,
   check_bound("max_pages", bounds.max_pages, 0);
   check_bound("page_size", bounds.page_size, 1);
   check_bound("max_shared_spans", bounds.max_shared_spans, 0);
-  if (options.batch_invariant) {
-    throw Error(ErrorCode::unsupported, "options.batch_invariant: no capacity is known for all of its plans");
-  }
   const detail::CostModel cost(shape, options, model);
   const bool windows = options.window_left >= 0 || options.local_chunk > 0;
   const bool gaps = windows || !bounds.same_start;
-  const std::int64_t lanes = windows && options.num_sink_tokens > 0 ? 2 : 1;
+  const std::int64_t lanes = options.num_sink_tokens > 0 && (windows || options.batch_invariant) ? 2 : 1;
   const std::int64_t rows = bounds.max_rows;
   const std::int64_t pages = bounds.max_pages;
   const std::int64_t requests = std::min<std::int64_t>(bounds.max_requests, rows);
@@ -82,26 +79,33 @@ Capacity Capacity::within(const PlanBounds& bounds, const AttentionShape& shape,
   // Some row begins behind every gap, and the sinks before it.
   const std::int64_t states = gaps && options.num_sink_tokens > 0 ? 2 * readings : readings;
   if (gaps) units = states;
+  const std::int64_t tokens = pages * bounds.page_size;
+
+  Capacity capacity;
+  capacity.max_rows = rows;
+  if (options.batch_invariant) {
+    // A state for each chunk of what a row reads, wherever it is cut otherwise. Pieces end where chunks do, which may be
+    // within a page; what borders on windows' gaps and on sinks may share a chunk.
+    const std::int64_t shared_chunks = gaps ? 2 * product(lanes, path) : lanes;
+    const std::int64_t chunks = ceil_div(tokens, options.invariant_chunk) + shared_chunks;
+    capacity.max_partials = product(rows, chunks);
+    capacity.max_items = gaps ? capacity.max_partials : product(requests + rows / tile, chunks);
+    capacity.max_page_ids = product(gaps ? rows : requests + rows / tile, pages + chunks);
+    return capacity;
+  }
   // Several row tiles of one span, longer than half the cache, go through it in step.
   std::int64_t cuts = 0;
-  const std::int64_t tokens = pages * bounds.page_size;
   if (rows > tile && product(tokens, cost.token_bytes()) > cost.cache_bytes() / 2) {
     cuts = product(gaps ? states : 2 * readings / tile, ceil_div(tokens, cost.chunk_tokens()) - 1);
   }
   const std::int64_t least_tokens = std::max({128, bounds.page_size, cost.part_tokens()});
   cuts += most_cuts(cost, least_tokens, bounds, units);
 
-  Capacity capacity;
-  capacity.max_rows = rows;
   capacity.max_items = units + cuts;
   // A cut is one more state of every row of a tile.
   capacity.max_partials = path <= 1 && cuts == 0 && !gaps ? 0 : states + product(cuts, tile);
   // Every page of a request once for each tile of rows that reads it, cuts lie between pages; with gaps, for each row.
   capacity.max_page_ids = gaps ? product(rows, pages + lanes * path) : product(pages, requests + rows / tile);
-  // Heads are split between items where there are fewer than workers.
-  if (!cost.teams() && cost.num_workers() > 1) {
-    capacity.max_items = std::max(capacity.max_items, product(cost.num_workers(), shape.num_kv_heads));
-  }
   return capacity;
 }
 

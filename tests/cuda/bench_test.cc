@@ -7,6 +7,7 @@
 #include "bench/cuda_processor.h"
 #include "bench/harness.h"
 #include "bench/report.h"
+#include "bench/suites.h"
 #include "bench/workloads.h"
 #include "cli/formats.h"
 #include "cuda/device_runner.h"
@@ -95,6 +96,25 @@ TEST(CudaBench, CalibrationMeasuresEveryConstantAndReportsProgress) {
   EXPECT_GT(model.dot16.many_row_ps, 0);
   EXPECT_EQ(cli::device_model_to_json(cli::parse_device_model(cli::device_model_to_json(model, "m"), "f"), "m"),
             cli::device_model_to_json(model, "m"));
+}
+
+TEST(CudaBench, FeatureCellsHaveTheSameBytes) {
+  // By the planner's account, in both groups; without a device.
+  std::set<std::string> names;
+  for (const SuiteGroup& group : find_suite("features", BenchConfig{}, true)) {
+    double base = 0;
+    for (const Workload& workload : group.workloads) {
+      names.insert(workload.name);
+      const BenchConfig config = configured_for(workload, group.config);
+      const PagedForest paged = make_paged(workload.forest, config.page_size, 1, false);
+      Planner planner(cuda::h200_model(config.shape));
+      const PlanStats stats = planner.plan(config.shape, paged.batch(), config.plan).stats();
+      if (base == 0) base = static_cast<double>(stats.kv_bytes_unique);
+      EXPECT_NEAR(static_cast<double>(stats.kv_bytes_unique) / base, 1.0, 0.03) << workload.name;
+    }
+  }
+  EXPECT_EQ(names.size(), 38U);
+  EXPECT_THROW((void)find_suite("features", BenchConfig{}), Error) << "for devices";
 }
 
 TEST(CudaBench, WithoutADeviceEverythingIsRefused) {

@@ -46,14 +46,19 @@ TEST(CudaCapacity, EveryPlanWithinTheBoundsFits) {
   int tight_items = 0;
   int tight_ids = 0;
   for (std::uint64_t seed = 60'000; seed < 64'000; ++seed) {
-    const property::Scenario s =
-        property::random_scenario(seed, {.max_rows = seed % 3 == 0 ? 40 : 4,
-                                         .max_pages = seed % 5 == 0 ? 60 : 12,
-                                         .head_dims = {64, 128},
-                                         .page_sizes = {1, 2, 4, 8, 16, 16, 32, 64},
-                                         .gpu_types = true});
+    property::Scenario s = property::random_scenario(seed, {.max_rows = seed % 3 == 0 ? 40 : 4,
+                                                            .max_pages = seed % 5 == 0 ? 60 : 12,
+                                                            .head_dims = {64, 128},
+                                                            .page_sizes = {1, 2, 4, 8, 16, 16, 32, 64},
+                                                            .gpu_types = true});
     SCOPED_TRACE(property::describe(s));
     reference::Rng rng(seed);
+    // Windows shorter than what rows of a tile are apart: gaps, and sinks before them. (With windows of their own,
+    // tables may hold stale ids outside them.)
+    if (seed % 4 != 0 && s.options.window_left < 0 && s.options.local_chunk == 0) {
+      s.options.window_left = rng.integer(0, 20);
+      s.options.num_sink_tokens = rng.chance(0.7) ? rng.integer(1, 6) : 0;
+    }
     DeviceModel model = s.model;
     if (rng.chance(0.5)) model = cuda::h200_model(s.shape);
     if (rng.chance(0.5)) model.num_workers = rng.chance(0.5) ? 9 : 33;
@@ -62,6 +67,8 @@ TEST(CudaCapacity, EveryPlanWithinTheBoundsFits) {
     for (const Policy policy : kPolicies) {
       PlanOptions options = s.options;
       options.policy = policy;
+      options.batch_invariant = seed % 3 == 1;
+      options.invariant_chunk = 1 << (4 + seed % 4);
       const cuda::Capacity most = cuda::Capacity::within(bounds_of(s.tables), s.shape, options, model);
       const Plan plan = planner.plan(s.shape, s.tables.batch(), options);
       const cuda::Capacity needed = cuda::Capacity::of(plan);
@@ -120,7 +127,8 @@ TEST(CudaCapacity, ChainsOfPrefixesAreTheWorstCase) {
   EXPECT_EQ(beyond(needed, cuda::Capacity::within(bounds, kSmallF16, options, model)), "");
   EXPECT_GT(needed.max_partials, 400) << "a row for every span on its path";
   bounds.max_shared_spans = 2;
-  EXPECT_NE(beyond(needed, cuda::Capacity::within(bounds, kSmallF16, options, model)), "") << "more spans than promised";
+  EXPECT_NE(beyond(needed, cuda::Capacity::within(bounds, kSmallF16, options, model)), "")
+      << "more spans than promised";
 }
 
 TEST(CudaCapacity, BoundsAreChecked) {
@@ -132,8 +140,6 @@ TEST(CudaCapacity, BoundsAreChecked) {
   EXPECT_EQ(message({.max_rows = -1}), "bounds.max_rows = -1, expected 0..2147483647");
   EXPECT_EQ(message({.max_pages = 1LL << 40}), "bounds.max_pages = 1099511627776, expected 0..2147483647");
   EXPECT_EQ(message({.page_size = 0}), "bounds.page_size = 0, expected 1..2147483647");
-  EXPECT_EQ(message({.max_requests = 2, .max_rows = 2, .max_pages = 2}, {.batch_invariant = true}),
-            "options.batch_invariant: no capacity is known for all of its plans");
   EXPECT_EQ(message({}), "");
 }
 

@@ -64,8 +64,11 @@ TEST(CudaLevels, PagesOfAnotherSizeOnEveryLevel) {
       levels.levels.push_back(level(first, all, first > 64 ? 2 : 70, first == 1 ? 1 : first / 2 + 3));
       levels.levels.push_back(level(second, halves, 2, second));
       levels.levels.push_back(level(third, rows, 3, 1));
-      for (const AttentionShape& shape : {kSmallF16, AttentionShape{64, 2, 128, 128, DType::f16, DType::f16, DType::f32}}) {
-        reference::Call call(shape, {}, levels, {.layout = layout, .page_padding = first == 64 ? 1 : 0}, 71'000);
+      std::vector<AttentionShape> shapes{kSmallF16};
+      if (layout == reference::Layout::hnd) shapes.push_back({64, 2, 128, 128, DType::f16, DType::f16, DType::f32});
+      for (const AttentionShape& shape : shapes) {
+        reference::Call call(shape, {}, levels,
+                             {.layout = layout, .page_padding = first == 64 ? 1 : 0, .check_naive = false}, 71'000);
         for (const Policy policy : {Policy::flat, Policy::forest}) {
           PlanOptions options;
           options.policy = policy;
