@@ -51,10 +51,9 @@ void summarise(const Samples& samples, int steps, ArmResult& arm) {
 void prove(const std::string& name, const PagedForest& paged, const Checked& checked, const BenchConfig& config,
            ArmResult& arm) {
   const RowsView& out = checked.out;
-  const ErrorSample error =
-      compare_with_reference(config.shape, paged, *checked.kv, checked.q,
-                             {out.data, out.dtype, out.row_stride, out.head_stride}, checked.lse, config.error_rows,
-                             config.plan, checked.alibi_slopes, checked.sinks);
+  const ErrorSample error = compare_with_reference(config.shape, paged, *checked.kv, checked.q,
+                                                   {out.data, out.dtype, out.row_stride, out.head_stride}, checked.lse,
+                                                   config.error_rows, config.plan, checked.alibi_slopes, checked.sinks);
   arm.max_rel_error = error.max_rel_error;
   arm.max_lse_error = error.max_lse_error;
   const double bound = tolerance(config.shape);

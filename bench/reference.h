@@ -18,8 +18,8 @@ struct ErrorSample {
 };
 
 /// Compares up to `max_rows` query rows (first, last and evenly between) of a causal step, with the
-/// windows, soft-caps, ALiBi (`slopes`) and learned sinks of `options`, without its sink tokens and local chunks. At most
-/// about 40 million key elements are visited per call; at least one row is.
+/// windows, soft-caps, ALiBi (`slopes`) and learned sinks of `options`, without its sink tokens and local chunks. At
+/// most about 40 million key elements are visited per call; at least one row is.
 [[nodiscard]] ErrorSample compare_with_reference(const AttentionShape& shape, const PagedForest& paged,
                                                  const KvCache& kv, const ConstRowsView& q, const ConstRowsView& out,
                                                  const LseView& lse, int max_rows, const PlanOptions& options = {},

@@ -43,8 +43,9 @@ void append_json(nlohmann::ordered_json& array, const CellResult& cell);
 /// A bound that a number is held to.
 struct Gate {
   std::string workload;
-  std::string name;  ///< "limit_mean", "limit_cell", "speedup", "never_slower_than_flat", "near_the_best_policy", "feature"
-  Interval value;    ///< without an interval all three are equal
+  std::string
+      name;  ///< "limit_mean", "limit_cell", "speedup", "never_slower_than_flat", "near_the_best_policy", "feature"
+  Interval value;  ///< without an interval all three are equal
   double bound = 0;
   Verdict verdict = Verdict::not_judged;
 };

@@ -23,10 +23,9 @@ struct SuiteGroup {
   bool never_slower = false;  ///< auto against flat within 2 %, against the best policy within 5 %
 };
 
-/// Names: cells (hnd, nhd, fp32), isa (avx2, fp16, mla), cascade, policies, features; or one group's own name. `base` gives
-/// steps, reps and the like. Error(invalid_argument) lists the names.
-/// With `cuda` without bounds on times_limit, which are the CPU's, and without the groups that only a CPU can run
-/// (Error(unsupported) where none is left).
+/// Names: cells (hnd, nhd, fp32), isa (avx2, fp16, mla), cascade, policies, features; or one group's own name. `base`
+/// gives steps, reps and the like. Error(invalid_argument) lists the names. With `cuda` without bounds on times_limit,
+/// which are the CPU's, and without the groups that only a CPU can run (Error(unsupported) where none is left).
 [[nodiscard]] std::vector<SuiteGroup> find_suite(std::string_view name, const BenchConfig& base, bool cuda = false);
 
 }  // namespace headwater::bench

@@ -21,7 +21,7 @@ struct Workload {
   int num_kv_heads = 0;
   int head_dim = 0;
   int page_size = 0;
-  bool shuffled = false;  ///< requests in an order unrelated to the tree
+  bool shuffled = false;                        ///< requests in an order unrelated to the tree
   std::function<void(BenchConfig&)> configure;  ///< what else it changes: types, options; empty: nothing
 };
 

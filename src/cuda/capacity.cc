@@ -20,7 +20,7 @@
 namespace headwater::cuda {
 namespace {
 
-constexpr std::int64_t kLeastLimit = 16;  ///< the finest limit is a share divided by this
+constexpr std::int64_t kLeastLimit = 16;               ///< the finest limit is a share divided by this
 constexpr std::int64_t kMost = std::int64_t{1} << 40;  ///< of any product here: bounds this large are refused anyway
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
@@ -84,8 +84,8 @@ Capacity Capacity::within(const PlanBounds& bounds, const AttentionShape& shape,
   Capacity capacity;
   capacity.max_rows = rows;
   if (options.batch_invariant) {
-    // A state for each chunk of what a row reads, wherever it is cut otherwise. Pieces end where chunks do, which may be
-    // within a page; what borders on windows' gaps and on sinks may share a chunk.
+    // A state for each chunk of what a row reads, wherever it is cut otherwise. Pieces end where chunks do, which may
+    // be within a page; what borders on windows' gaps and on sinks may share a chunk.
     const std::int64_t shared_chunks = gaps ? 2 * product(lanes, path) : lanes;
     const std::int64_t chunks = ceil_div(tokens, options.invariant_chunk) + shared_chunks;
     capacity.max_partials = product(rows, chunks);

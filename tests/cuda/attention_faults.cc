@@ -234,8 +234,7 @@ TEST(CudaFaults, Fault16_BatchInvarianceIsServedOrDeclinedByName) {
 TEST(CudaFaults, Fault19_EveryGroupSizeFromOneToSixteen) {
   for (int group = 1; group <= 16; ++group) {
     check_both_paths({2 * group, 2, 64, 64, DType::f16, DType::f16, DType::f16}, reference::tree({1, 5}, {48, 7}, 8));
-    check_both_paths({3 * group, 3, 128, 128, DType::f16, DType::f16, DType::f16},
-                     reference::tree({1, 5}, {48, 7}, 8));
+    check_both_paths({3 * group, 3, 128, 128, DType::f16, DType::f16, DType::f16}, reference::tree({1, 5}, {48, 7}, 8));
   }
   HEADWATER_NEEDS_GPU();
 }

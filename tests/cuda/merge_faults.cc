@@ -63,9 +63,10 @@ TEST(CudaFaults, Fault02_NonContiguousLseIsMergedByItsStrides) {
   const OnDevice<std::int32_t> device_indptr(indptr);
   const OnDevice<float> out(std::vector<float>(std::size_t{kRows} * kHeads * 16, kNan));
   const OnDevice<float> out_lse(std::vector<float>(std::size_t{kRows} * kHeads, kNan));
-  cuda::merge_states({device_v.data(), DType::f32, kHeads * 16, 16}, {device_lse.data(), 5, 2 * kRows * 5, LseBase::two},
-                     2 * kRows, device_indptr.data(), kRows, kHeads, 16, {out.data(), DType::f32, kHeads * 16, 16},
-                     {out_lse.data(), 1, kRows, LseBase::two}, nullptr);
+  cuda::merge_states({device_v.data(), DType::f32, kHeads * 16, 16},
+                     {device_lse.data(), 5, 2 * kRows * 5, LseBase::two}, 2 * kRows, device_indptr.data(), kRows,
+                     kHeads, 16, {out.data(), DType::f32, kHeads * 16, 16}, {out_lse.data(), 1, kRows, LseBase::two},
+                     nullptr);
   const std::vector<float> merged = out.get();
   const std::vector<float> merged_lse = out_lse.get();
   for (int r = 0; r < kRows; ++r) {

@@ -286,7 +286,8 @@ TEST(CudaFaults, Fault25_StagingIsNotOverwrittenWhileCopiesAreUnderWay) {
     Gate gate(own.stream);
     std::thread opener;
     for (std::size_t i = 0; i < 3; ++i) {
-      Plan mine = plans.planner.plan(kSmallF16, plans.call.batch(), (i == 1 ? plans.forest : plans.flat).data().options);
+      Plan mine =
+          plans.planner.plan(kSmallF16, plans.call.batch(), (i == 1 ? plans.forest : plans.flat).data().options);
       if (i == 2) {
         EXPECT_FALSE(gate.is_open()) << "the first two uploads did not wait";
         opener = std::thread([&] {

@@ -1,7 +1,7 @@
 // See spin.h.
-#include "cuda/spin.h"
-
 #include <cuda_runtime.h>
+
+#include "cuda/spin.h"
 
 namespace headwater::cuda_test {
 namespace {
