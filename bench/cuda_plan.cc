@@ -2,10 +2,14 @@
 // the other) and cold (second-level cache swept before each), and attention by device plans beside host plans. One JSON
 // object a line.
 //
-// A case is named by its tree: requests or nodes per level, and pages per node of that level. usage: cuda_plan [attend]
+// `host`: the host's plan of a decode step, update with the changes given and upload, until it is on the device.
+//
+// A case is named by its tree: requests or nodes per level, and pages per node of that level.
+// usage: cuda_plan [attend|host]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -229,6 +233,80 @@ void time_attention(cudaStream_t stream, const Tree& tree, Policy policy) {
   std::fflush(stdout);
 }
 
+/// A decode: every request grows by a token a step, a sixteenth of them by a page.
+void time_host(cudaStream_t stream, const Tree& tree, Policy policy) {
+  constexpr int kSteps = 64;
+  const Tables tables = tables_of(tree);
+  const auto requests = static_cast<int>(tables.lengths.size());
+  std::vector<std::vector<std::int32_t>> pages;
+  std::vector<std::int32_t> lengths;
+  auto next = static_cast<std::int32_t>(tables.num_pages);
+  const std::int64_t num_pages = next + std::int64_t{requests} * (kSteps / kPageSize + 2);
+  for (int b = 0; b < requests; ++b) {
+    lengths.push_back(tables.lengths[static_cast<std::size_t>(b)] - b % kPageSize);
+    const auto row = tables.block_table.begin() + std::int64_t{b} * tables.max_blocks;
+    pages.emplace_back(row, row + (lengths.back() + kPageSize - 1) / kPageSize);
+  }
+  std::vector<std::int32_t> qo(static_cast<std::size_t>(requests) + 1);
+  std::vector<std::int32_t> grown(static_cast<std::size_t>(requests));
+  std::iota(qo.begin(), qo.end(), 0);
+  std::iota(grown.begin(), grown.end(), 0);
+  std::vector<std::int32_t> indptr;
+  std::vector<std::int32_t> indices;
+  std::vector<std::int32_t> last;
+  const auto batch_now = [&] {
+    indptr.assign(1, 0);
+    indices.clear();
+    last.clear();
+    for (std::size_t b = 0; b < pages.size(); ++b) {
+      indices.insert(indices.end(), pages[b].begin(), pages[b].end());
+      indptr.push_back(static_cast<std::int32_t>(indices.size()));
+      last.push_back(lengths[b] - (static_cast<std::int32_t>(pages[b].size()) - 1) * kPageSize);
+    }
+    Batch batch;
+    batch.qo_indptr = qo;
+    batch.kv = {indptr, indices, last, kPageSize, num_pages, 0};
+    return batch;
+  };
+  Planner planner(cuda::device_model(kShape));
+  Plan plan = planner.plan(kShape, batch_now(), with(policy));
+  cuda::Capacity capacity = cuda::Capacity::of(plan);
+  capacity.max_page_ids += capacity.max_page_ids / 4;
+  capacity.max_items += capacity.max_items;
+  capacity.max_partials += capacity.max_partials + 1'024;
+  cuda::DevicePlan device(kShape, capacity);
+  device.upload(plan, stream);
+  std::vector<double> updates;
+  std::vector<double> totals;
+  for (int step = 0; step < kSteps; ++step) {
+    for (std::size_t b = 0; b < pages.size(); ++b) {
+      if (++lengths[b] > static_cast<std::int32_t>(pages[b].size()) * kPageSize) pages[b].push_back(next++);
+    }
+    const Batch batch = batch_now();
+    Changes changes;
+    changes.grown = grown;
+    check(cudaStreamSynchronize(stream));
+    const auto microseconds = [from = std::chrono::steady_clock::now()] {
+      return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - from).count();
+    };
+    planner.update(plan, batch, &changes);
+    updates.push_back(microseconds());
+    device.upload(plan, stream);
+    check(cudaStreamSynchronize(stream));
+    totals.push_back(microseconds());
+  }
+  const auto median = [](std::vector<double> v) {
+    std::ranges::sort(v);
+    return v[v.size() / 2];
+  };
+  std::printf(
+      "{\"case\": \"%s\", \"requests\": %d, \"policy\": \"%s\", \"items\": %lld, \"update_us\": %.2f, "
+      "\"update_and_upload_us\": %.2f}\n",
+      tree.name, requests, std::string(name_of(policy)).c_str(), static_cast<long long>(plan.stats().num_items),
+      median(updates), median(totals));
+  std::fflush(stdout);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -236,11 +314,18 @@ int main(int argc, char** argv) {
     cudaStream_t stream = nullptr;
     check(cudaStreamCreate(&stream));
     const bool attend = argc > 1 && std::strcmp(argv[1], "attend") == 0;
-    if (argc > 1 && !attend) {
-      std::fprintf(stderr, "usage: cuda_plan [attend]\n");
+    const bool host = argc > 1 && std::strcmp(argv[1], "host") == 0;
+    if (argc > 1 && !attend && !host) {
+      std::fprintf(stderr, "usage: cuda_plan [attend|host]\n");
       return 2;
     }
-    if (attend) {
+    if (host) {
+      for (const Tree& tree :
+           {Tree{"nothing shared", {256}, {2'048}}, Tree{"one prompt", {1, 256}, {2'000, 48}},
+            Tree{"two prompts", {2, 256}, {2'000, 48}}, Tree{"three levels", {1, 8, 256}, {1'024, 976, 48}}}) {
+        time_host(stream, tree, Policy::automatic);
+      }
+    } else if (attend) {
       for (const Tree& tree : {Tree{"nothing shared", {64}, {256}}, Tree{"one request", {1}, {4'096}},
                                Tree{"one prompt", {1, 256}, {512, 16}}, Tree{"one long prompt", {1, 32}, {2'048, 8}},
                                Tree{"two prompts", {2, 256}, {1'024, 32}}, Tree{"eight prompts", {8, 64}, {256, 64}},

@@ -81,7 +81,7 @@ struct Capacity {
 /// wrong; debug builds refuse what they notice (Error, invalid_argument).
 class DevicePlan {
  public:
-  /// Allocates; nothing later does. Throws Error (unsupported, device, invalid_argument).
+  /// Allocates; nothing later allocates device memory. Throws Error (unsupported, device, invalid_argument).
   DevicePlan(const AttentionShape& shape, const Capacity& capacity);
   ~DevicePlan();
   DevicePlan(DevicePlan&&) noexcept;
@@ -99,7 +99,7 @@ class DevicePlan {
   /// kWorkspaceAlignment.
   [[nodiscard]] std::size_t workspace_size() const noexcept;
   [[nodiscard]] const Capacity& capacity() const noexcept;
-  /// What the plan in force is to do.
+  /// What the plan in force is to do; zeros if a DevicePlanner made it.
   [[nodiscard]] const PlanStats& stats() const noexcept;
 
   struct Impl;
@@ -166,7 +166,7 @@ struct DeviceSpan {
 ///   cuda::run(plan, args, stream);                     // per layer
 class DevicePlanner {
  public:
-  /// Allocates; nothing later does. Throws Error (unsupported with the reason, invalid_argument, device).
+  /// Allocates; nothing later allocates device memory. Throws Error (unsupported with the reason, invalid_argument, device).
   DevicePlanner(const AttentionShape& shape, const PlanOptions& options, const DeviceTableLimits& limits,
                 const DeviceModel& model);
   /// With device_model(shape).

@@ -16,6 +16,7 @@
 #include "headwater/cuda.h"
 #include "plan/cost_model.h"
 #include "plan/plan_data.h"
+#include "plan/validate.h"
 
 namespace headwater::cuda {
 namespace {
@@ -55,6 +56,9 @@ std::int64_t most_cuts(const detail::CostModel& cost, std::int64_t least_tokens,
 
 Capacity Capacity::within(const PlanBounds& bounds, const AttentionShape& shape, const PlanOptions& options,
                           const DeviceModel& model) {
+  detail::check_shape(shape);
+  detail::check_options(options);
+  detail::check_model(model);
   check_bound("max_requests", bounds.max_requests, 0);
   check_bound("max_rows", bounds.max_rows, 0);
   check_bound("max_pages", bounds.max_pages, 0);

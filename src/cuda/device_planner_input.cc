@@ -12,7 +12,7 @@ namespace headwater::cuda {
 namespace {
 
 constexpr std::int64_t kMostRequests = LargeScratch::kMostRequests;
-constexpr std::int64_t kMostBlocks = (1 << 20) - 1;
+constexpr std::int64_t kMostBlocks = (1 << 20) - 2;  ///< a sort key has 20 bits for a place, of which none is 0
 constexpr std::int64_t kMostRows = (1 << 20) - 1;
 constexpr std::int64_t kStatesPerRow = 15;  ///< 256 rows of 32 heads of 128: 60.5 MiB of workspace
 constexpr std::int64_t kStatesOfFewRows = 256 * kStatesPerRow;
@@ -108,7 +108,8 @@ PlannerInput planner_input(const AttentionShape& shape, const PlanOptions& optio
   in.least_part = std::max(kLeastPart, in.part_grain);
   in.max_rows = static_cast<std::int32_t>(rows_of(limits));
   in.max_items = static_cast<std::int32_t>(capacity.max_items);
-  in.max_partials = static_cast<std::int32_t>(capacity.max_partials);
+  // The merge lists are counted in 23 bits.
+  in.max_partials = static_cast<std::int32_t>(std::min<std::int64_t>(capacity.max_partials, (1 << 23) - 1));
   if (flat > LargeScratch::kMostUnits) {
     unsupported("limits.max_rows = " + std::to_string(limits.max_rows) + ": not");
   }

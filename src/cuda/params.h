@@ -8,12 +8,6 @@
 
 #include "plan/plan_data.h"
 
-#ifdef __CUDACC__
-#define HEADWATER_DEVICE __device__ __forceinline__
-#else
-#define HEADWATER_DEVICE
-#endif
-
 namespace headwater::cuda {
 
 /// KV caches of one call: one, or one per level of an explicit cascade.

@@ -4,8 +4,10 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdint>
 
 #include "cuda/device_plan.h"
 #include "cuda/error.h"
@@ -53,7 +55,7 @@ CacheView view_of(const KvCache& cache) {
   view.k = in_bytes(cache.k, element);
   view.v = in_bytes(cache.v, element);
   view.page_shift = std::countr_zero(static_cast<std::uint32_t>(cache.page_size));
-  view.num_pages = static_cast<std::int32_t>(cache.num_pages);
+  view.num_pages = static_cast<std::int32_t>(std::min<std::int64_t>(cache.num_pages, INT32_MAX));
   view.aligned = true;
   for (const PagedBytes& side : {view.k, view.v}) {
     view.aligned = view.aligned && is_aligned(side.data) && divides(side.page_stride) && divides(side.token_stride) &&
