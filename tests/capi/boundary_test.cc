@@ -91,7 +91,7 @@ TEST(CBoundary, NoFieldIsForgotten) {
 TEST(CBoundary, CppStructsHaveNotGrown) {
   EXPECT_EQ(sizeof(AttentionShape), 20U);
   EXPECT_EQ(sizeof(PlanOptions), 64U);
-  EXPECT_EQ(sizeof(DeviceModel), 144U);
+  EXPECT_EQ(sizeof(DeviceModel), 160U);
   EXPECT_EQ(sizeof(PlanStats), 112U);
   EXPECT_EQ(sizeof(KvCache), 88U);
   EXPECT_EQ(sizeof(cpu::RunArgs), 192U);
