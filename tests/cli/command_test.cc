@@ -85,7 +85,8 @@ TEST_F(Command, UnusableInputIsThree) {
             "headwater: error: workload: expected a notation such as 1,64|8192,256 or one of fasttree, pat, chat, "
             "beam, losing, codec, flashinfer, unshared, random:SEED:COUNT, got \"nosuch\"\n");
   EXPECT_EQ(err("bench --suite none"),
-            "headwater: error: suite: expected one of cells, hnd, nhd, fp32, isa, avx2, fp16, mla, cascade, policies, features, "
+            "headwater: error: suite: expected one of cells, hnd, nhd, fp32, isa, avx2, fp16, mla, cascade, policies, "
+            "features, "
             "got \"none\"\n");
   const std::string bad = write(
       "bad.json",
