@@ -166,7 +166,8 @@ struct DeviceSpan {
 ///   cuda::run(plan, args, stream);                     // per layer
 class DevicePlanner {
  public:
-  /// Allocates; nothing later allocates device memory. Throws Error (unsupported with the reason, invalid_argument, device).
+  /// Allocates; nothing later allocates device memory. Throws Error (unsupported with the reason, invalid_argument,
+  /// device).
   DevicePlanner(const AttentionShape& shape, const PlanOptions& options, const DeviceTableLimits& limits,
                 const DeviceModel& model);
   /// With device_model(shape).

@@ -37,7 +37,7 @@ struct DeviceModel {
   /// A worker is a team with a member per KV head (thread blocks of a GPU): heads are never split between workers, and
   /// products go on while KV comes, so that the longer counts, not the sum.
   bool teams = false;
-  ComputeModel dot16;                        ///< products on 16-bit operands (bf16 dot instructions)
+  ComputeModel dot16;                                ///< products on 16-bit operands (bf16 dot instructions)
   ComputeModel fma32{5'500, 11'000, 4'660, 16, 12};  ///< products in fp32, KV converted on load
 
   /// The shipped constants for the processor this runs on: for_isa(cpu::default_isa()), with as many workers as this

@@ -33,9 +33,7 @@ class BlockTeam {
 #pragma unroll 1
     for (int i = rank(); i < n; i += kPlannerThreads) visit(i);
   }
-  [[nodiscard]] __device__ static bool any(bool value) {
-    return __syncthreads_or(value ? 1 : 0) != 0;
-  }
+  [[nodiscard]] __device__ static bool any(bool value) { return __syncthreads_or(value ? 1 : 0) != 0; }
   /// Not negative, below 2^58.
   [[nodiscard]] __device__ std::int64_t sum(std::int64_t value) const {
     value = sum_of_lanes(value);
@@ -170,9 +168,7 @@ class BlockTeam {
                 low + (static_cast<unsigned long long>(middle) << 21) + (static_cast<unsigned long long>(high) << 42));
     }
   }
-  __device__ static std::int32_t next(std::int32_t* counter) {
-    return atomicAdd(counter, 1);
-  }
+  __device__ static std::int32_t next(std::int32_t* counter) { return atomicAdd(counter, 1); }
   __device__ static void raise(std::int32_t* to, std::int32_t value) {
     const unsigned here = __activemask();
     if (same_place(here, to)) {
@@ -193,9 +189,7 @@ class BlockTeam {
     const std::int32_t there = *const_cast<volatile std::int32_t*>(place);
     return there != free ? there : atomicCAS(place, free, value);
   }
-  __device__ static void mark(std::int32_t* to, std::int32_t value) {
-    *const_cast<volatile std::int32_t*>(to) = value;
-  }
+  __device__ static void mark(std::int32_t* to, std::int32_t value) { *const_cast<volatile std::int32_t*>(to) = value; }
 
   [[nodiscard]] __device__ static std::int32_t least_of_lanes(std::int32_t value) {
     return __reduce_min_sync(kAllLanes, value);
@@ -229,12 +223,8 @@ class BlockTeam {
     }
     return up_to - value;
   }
-  __device__ static void lanes_barrier() {
-    __syncwarp();
-  }
-  [[nodiscard]] __device__ static bool any_of_lanes(bool value) {
-    return __any_sync(kAllLanes, value) != 0;
-  }
+  __device__ static void lanes_barrier() { __syncwarp(); }
+  [[nodiscard]] __device__ static bool any_of_lanes(bool value) { return __any_sync(kAllLanes, value) != 0; }
   [[nodiscard]] __device__ static std::int32_t peek_of_lanes(std::int32_t* from) {
     return __shfl_sync(kAllLanes, *const_cast<volatile std::int32_t*>(from), 0);
   }
@@ -249,9 +239,7 @@ class BlockTeam {
     __match_all_sync(here, static_cast<unsigned>(reinterpret_cast<unsigned long long>(to)), &same);
     return same != 0;
   }
-  [[nodiscard]] __device__ static bool is_first(unsigned here) {
-    return lane() == __ffs(static_cast<int>(here)) - 1;
-  }
+  [[nodiscard]] __device__ static bool is_first(unsigned here) { return lane() == __ffs(static_cast<int>(here)) - 1; }
 
   __device__ __noinline__ static void order_many(std::uint32_t* keys, std::uint64_t* spare, int n, std::int32_t* to) {
     int size = 1;

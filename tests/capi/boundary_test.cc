@@ -51,7 +51,8 @@ TEST(CBoundary, SuccessClearsTheMessage) {
 
 /// Every field of the C struct survives the way to C++ and back: fill with distinct small values, compare the bytes.
 TEST(CBoundary, NoFieldIsForgotten) {
-  hw_device_model model{0, 1, 1, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 1, {16, 17, 18, 19, 20}, {21, 22, 23, 24, 25}};
+  hw_device_model model{
+      0, 1, 1, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 1, {16, 17, 18, 19, 20}, {21, 22, 23, 24, 25}};
   const hw_device_model model_back = to_c(to_cpp(model));
   EXPECT_EQ(std::memcmp(&model, &model_back, sizeof model), 0);
 
