@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "cuda/device_plan.h"
+#include "cuda/enqueue.h"
 #include "cuda/error.h"
 #include "cuda/launch.h"
 #include "cuda/merge.h"
@@ -23,10 +24,6 @@ constexpr std::int64_t kVector = 16;  ///< bytes that kernels copy at once
 
 bool divides(std::int64_t bytes) {
   return bytes % kVector == 0;
-}
-
-bool is_aligned(const void* p) {
-  return reinterpret_cast<std::uintptr_t>(p) % kVector == 0;
 }
 
 void check_args(const detail::PlanData& facts, const RunArgs& args) {
@@ -58,8 +55,8 @@ CacheView view_of(const KvCache& cache) {
   view.num_pages = static_cast<std::int32_t>(std::min<std::int64_t>(cache.num_pages, INT32_MAX));
   view.aligned = true;
   for (const PagedBytes& side : {view.k, view.v}) {
-    view.aligned = view.aligned && is_aligned(side.data) && divides(side.page_stride) && divides(side.token_stride) &&
-                   divides(side.head_stride);
+    view.aligned = view.aligned && is_aligned(side.data, kVector) && divides(side.page_stride) &&
+                   divides(side.token_stride) && divides(side.head_stride);
   }
   return view;
 }
@@ -71,8 +68,7 @@ Output output_of(const RunArgs& args) {
   out.head_stride = args.out.head_stride;
   out.dtype = args.out.dtype;
   const auto quad = static_cast<std::int64_t>(4 * size_of(out.dtype));
-  out.aligned = reinterpret_cast<std::uintptr_t>(out.data) % static_cast<std::uintptr_t>(quad) == 0 &&
-                out.row_stride % 4 == 0 && out.head_stride % 4 == 0;
+  out.aligned = is_aligned(out.data, quad) && out.row_stride % 4 == 0 && out.head_stride % 4 == 0;
   out.lse = args.lse.data;
   out.lse_row_stride = args.lse.row_stride;
   out.lse_head_stride = args.lse.head_stride;
@@ -99,7 +95,7 @@ AttendParams params_of(const DevicePlan::Impl& plan, const RunArgs& args) {
   p.q = static_cast<const unsigned char*>(args.q.data);
   p.q_row_stride = args.q.row_stride * 2;
   p.q_head_stride = args.q.head_stride * 2;
-  p.q_aligned = is_aligned(p.q) && divides(p.q_row_stride) && divides(p.q_head_stride);
+  p.q_aligned = is_aligned(p.q, kVector) && divides(p.q_row_stride) && divides(p.q_head_stride);
   p.out = output_of(args);
   p.num_qo_heads = shape.num_qo_heads;
   p.num_kv_heads = shape.num_kv_heads;

@@ -68,6 +68,7 @@ TEST(CudaInvariant, BitsDoNotDependOnPolicyOrTiles) {
 
 TEST(CudaInvariant, BitsDoNotDependOnTheRestOfTheBatch) {
   HEADWATER_NEEDS_GPU();
+  int cascades = 0;
   for (std::uint64_t seed = 21'000; seed < 21'030; ++seed) {
     const Scenario s = invariant_scenario(seed, kRange);
     SCOPED_TRACE(describe(s));
@@ -78,6 +79,7 @@ TEST(CudaInvariant, BitsDoNotDependOnTheRestOfTheBatch) {
     const Plan plan = planner.plan(s.shape, call.batch(), options);
     const reference::Ran together = call.run_by(cuda_test::run_on_device, plan, 0);
     ASSERT_EQ(together.complaint, "");
+    if (together.outcome.path == Path::cascade) ++cascades;
     const auto heads = static_cast<std::size_t>(s.shape.num_qo_heads);
     const std::size_t row_bytes = heads * static_cast<std::size_t>(s.shape.head_dim_vo) * size_of(s.shape.out_dtype);
     for (std::size_t b = 0; b < static_cast<std::size_t>(s.tables.num_requests()); ++b) {
@@ -110,6 +112,7 @@ TEST(CudaInvariant, BitsDoNotDependOnTheRestOfTheBatch) {
           << "request " << b;
     }
   }
+  EXPECT_GT(cascades, 5);
 }
 
 TEST(CudaInvariant, NormalModeMayDiffer) {
@@ -131,6 +134,7 @@ TEST(CudaInvariant, NormalModeMayDiffer) {
 /// Needs no GPU: every token that a row sees lies in exactly one of the chunks whose states the row merges, and these
 /// come in ascending position.
 TEST(CudaInvariant, ChunksCoverWhatRowsSee) {
+  int cascades = 0;
   for (std::uint64_t seed = 25'000; seed < 25'200; ++seed) {
     const Scenario s = invariant_scenario(seed, kRange);
     SCOPED_TRACE(describe(s));
@@ -140,6 +144,7 @@ TEST(CudaInvariant, ChunksCoverWhatRowsSee) {
     Planner planner(s.model);
     const Plan plan = planner.plan(s.shape, call.batch(), options);
     const detail::PlanData& data = plan.data();
+    if (plan.stats().path == Path::cascade) ++cascades;
     cuda::ChunkedPlan chunks;
     chunks.cut(data);
     std::vector<std::size_t> chunk_of(static_cast<std::size_t>(chunks.num_partials));
@@ -179,6 +184,7 @@ TEST(CudaInvariant, ChunksCoverWhatRowsSee) {
     }
     if (::testing::Test::HasFailure()) return;
   }
+  EXPECT_GT(cascades, 40);
 }
 
 }  // namespace
