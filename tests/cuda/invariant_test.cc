@@ -86,16 +86,7 @@ TEST(CudaInvariant, BitsDoNotDependOnTheRestOfTheBatch) {
       const auto first = static_cast<std::size_t>(s.tables.qo_indptr[b]);
       const auto rows = static_cast<std::size_t>(s.tables.qo_indptr[b + 1]) - first;
       if (rows == 0) continue;
-      const Batch& all = call.batch();
-      const std::array<std::int32_t, 2> qo_indptr{0, static_cast<std::int32_t>(rows)};
-      const std::array<std::int32_t, 2> kv_indptr{0, all.kv.indptr[b + 1] - all.kv.indptr[b]};
-      Batch alone = all;
-      alone.qo_indptr = qo_indptr;
-      alone.kv.indptr = kv_indptr;
-      alone.kv.indices = all.kv.indices.subspan(static_cast<std::size_t>(all.kv.indptr[b]));
-      alone.kv.last_page_len = all.kv.last_page_len.subspan(b, 1);
-      if (!all.kv_start_page.empty()) alone.kv_start_page = all.kv_start_page.subspan(b, 1);
-      if (!all.first_page_offset.empty()) alone.first_page_offset = all.first_page_offset.subspan(b, 1);
+      const SingleRequest alone(call.batch(), b);
 
       cpu::RunArgs args = call.args();
       args.q.data =
@@ -106,7 +97,7 @@ TEST(CudaInvariant, BitsDoNotDependOnTheRestOfTheBatch) {
       args.out = {out.data(), s.shape.out_dtype, s.shape.num_qo_heads * std::int64_t{s.shape.head_dim_vo},
                   s.shape.head_dim_vo};
       args.lse = {lse.data(), s.shape.num_qo_heads, 1, s.call.lse_base};
-      (void)cuda_test::run_on_device(planner.plan(s.shape, alone, options), args);
+      (void)cuda_test::run_on_device(planner.plan(s.shape, alone.batch(), options), args);
       ASSERT_EQ(std::memcmp(out.data(), together.out.data() + first * row_bytes, out.size()), 0) << "request " << b;
       ASSERT_EQ(std::memcmp(lse.data(), together.lse.data() + first * heads, lse.size() * sizeof(float)), 0)
           << "request " << b;

@@ -113,17 +113,8 @@ TEST(Invariant, BitsDoNotDependOnTheRestOfTheBatch) {
         const std::int64_t first = s.tables.qo_indptr[b];
         const std::int64_t rows = s.tables.qo_indptr[b + 1] - first;
         if (rows == 0) continue;
-        const Batch& all = call.batch();
-        const std::array<std::int32_t, 2> qo_indptr{0, static_cast<std::int32_t>(rows)};
-        const std::array<std::int32_t, 2> kv_indptr{0, all.kv.indptr[b + 1] - all.kv.indptr[b]};
-        Batch alone = all;
-        alone.qo_indptr = qo_indptr;
-        alone.kv.indptr = kv_indptr;
-        alone.kv.indices = all.kv.indices.subspan(static_cast<std::size_t>(all.kv.indptr[b]));
-        alone.kv.last_page_len = all.kv.last_page_len.subspan(b, 1);
-        if (!all.kv_start_page.empty()) alone.kv_start_page = all.kv_start_page.subspan(b, 1);
-        if (!all.first_page_offset.empty()) alone.first_page_offset = all.first_page_offset.subspan(b, 1);
-        const Plan plan = planner.plan(s.shape, alone, options);
+        const SingleRequest alone(call.batch(), b);
+        const Plan plan = planner.plan(s.shape, alone.batch(), options);
 
         cpu::RunArgs args = call.args();
         args.isa = isa;

@@ -197,4 +197,16 @@ const std::vector<Isa>& isas() {
   return levels;
 }
 
+SingleRequest::SingleRequest(const Batch& all, std::size_t b)
+    : qo_indptr_{0, all.qo_indptr[b + 1] - all.qo_indptr[b]},
+      kv_indptr_{0, all.kv.indptr[b + 1] - all.kv.indptr[b]},
+      batch_(all) {
+  batch_.qo_indptr = qo_indptr_;
+  batch_.kv.indptr = kv_indptr_;
+  batch_.kv.indices = all.kv.indices.subspan(static_cast<std::size_t>(all.kv.indptr[b]));
+  batch_.kv.last_page_len = all.kv.last_page_len.subspan(b, 1);
+  if (!all.kv_start_page.empty()) batch_.kv_start_page = all.kv_start_page.subspan(b, 1);
+  if (!all.first_page_offset.empty()) batch_.first_page_offset = all.first_page_offset.subspan(b, 1);
+}
+
 }  // namespace headwater::property

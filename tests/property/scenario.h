@@ -1,6 +1,7 @@
 // Random attention calls: everything about a scenario follows from one seed, and can be printed.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -65,5 +66,19 @@ class Executors {
 
 /// Levels this processor has; the missing ones are announced once a program, with a count.
 const std::vector<Isa>& isas();
+
+/// One request of a batch in page-table form, alone: its tables, and query rows counted from 0.
+class SingleRequest {
+ public:
+  SingleRequest(const Batch& all, std::size_t b);
+  SingleRequest(const SingleRequest&) = delete;
+  SingleRequest& operator=(const SingleRequest&) = delete;
+  [[nodiscard]] const Batch& batch() const noexcept { return batch_; }
+
+ private:
+  std::array<std::int32_t, 2> qo_indptr_;
+  std::array<std::int32_t, 2> kv_indptr_;
+  Batch batch_;
+};
 
 }  // namespace headwater::property
