@@ -59,7 +59,7 @@ struct PlanBounds {
 /// Greatest sizes of the plans that a DevicePlan can hold.
 struct Capacity {
   std::int64_t max_rows = 0;      ///< query rows
-  std::int64_t max_page_ids = 0;  ///< page ids of all work items
+  std::int64_t max_page_ids = 0;  ///< page ids of all work items; where these are many, of whole tables with slack
   std::int64_t max_items = 0;
   std::int64_t max_partials = 0;  ///< partial states
 

@@ -13,6 +13,7 @@
 #include <limits>
 #include <string>
 
+#include "cuda/device_plan.h"
 #include "headwater/cuda.h"
 #include "plan/cost_model.h"
 #include "plan/plan_data.h"
@@ -110,6 +111,11 @@ Capacity Capacity::within(const PlanBounds& bounds, const AttentionShape& shape,
   capacity.max_partials = path <= 1 && cuts == 0 && !gaps ? 0 : states + product(cuts, tile);
   // Every page of a request once for each tile of rows that reads it, cuts lie between pages; with gaps, for each row.
   capacity.max_page_ids = gaps ? product(rows, pages + lanes * path) : product(pages, requests + rows / tile);
+  // Many page ids are kept on the device as the plan has them: a table of n ids has room for n / 4, at least 16, more.
+  if (capacity.max_page_ids > kFewPageIds) {
+    const std::int64_t table = pages + std::max<std::int64_t>(16, pages / 4);
+    capacity.max_page_ids = std::max(capacity.max_page_ids, product(bounds.max_requests, table));
+  }
   return capacity;
 }
 

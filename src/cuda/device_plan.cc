@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "cuda/error.h"
 #include "cuda/launch.h"
 #include "cuda/merge.h"
+#include "cuda/page_patches.h"
 
 namespace headwater::cuda {
 namespace {
@@ -134,8 +136,17 @@ ItemRow item_row(const detail::PlanData& plan, std::int32_t i) {
   return {row, range.lo, range.hi, range.pos};
 }
 
-/// The plan's arrays into a blob; returns the bytes used.
-std::size_t pack(const detail::PlanData& plan, const Work& work, const Blob& to) {
+/// Whether to keep all of a plan's page ids on the device, of which its items need `needed`: not where these are few.
+bool is_worth_mirroring(std::int64_t needed, std::int64_t all) {
+  return needed > kFewPageIds && all <= 2 * needed;
+}
+
+/// How a plan's page ids come to the device: those that items need, one item after the other; all of the plan's, where
+/// that is hardly more; or, where all are there from an earlier upload, what has changed since.
+enum class Ids { gathered, mirrored, patched };
+
+/// The plan's arrays into a blob; returns the bytes to be copied.
+std::size_t pack(const detail::PlanData& plan, const Work& work, Ids ids, const Blob& to) {
   // Heads are dealt to thread blocks here: the parts of an item that the plan split by heads, which follow one another,
   // become one.
   std::int32_t num_items = 0;
@@ -144,13 +155,19 @@ std::size_t pack(const detail::PlanData& plan, const Work& work, const Blob& to)
     const detail::WorkItem& item = work.items[i];
     if (item.kv_head_begin != 0) continue;
     const std::int64_t pages = pages_of(item, plan.page_size[static_cast<std::size_t>(item.view)]);
-    std::copy_n(plan.page_ids.data() + item.page_begin, pages, to.page_ids + at);
+    const std::int32_t* from = plan.page_ids.data() + item.page_begin;
+    if (ids == Ids::gathered) std::copy_n(from, pages, to.page_ids + at);
     DeviceItem& mine = to.items[num_items++];
     mine = {item, item_row(plan, item.row_begin), work.leads.empty() ? 0 : work.leads[i], {}};
-    std::copy_n(to.page_ids + at, std::min<std::int64_t>(pages, kFirstPages), mine.first_pages);
+    std::copy_n(from, std::min<std::int64_t>(pages, kFirstPages), mine.first_pages);
     mine.kv_head_end = static_cast<std::int16_t>(plan.shape.num_kv_heads);
+    if (ids != Ids::gathered) continue;
     mine.page_begin = at;
     at += static_cast<std::int32_t>(pages);
+  }
+  if (ids == Ids::mirrored) {
+    copy(std::span(plan.page_ids), to.page_ids);
+    at = static_cast<std::int32_t>(plan.page_ids.size());
   }
   const auto num_rows = static_cast<std::int32_t>(plan.item_rows.size());
   for (std::int32_t i = 0; i < num_rows; ++i) to.item_rows[i] = item_row(plan, i);
@@ -161,6 +178,23 @@ std::size_t pack(const detail::PlanData& plan, const Work& work, const Blob& to)
   *to.header = {num_items, static_cast<std::int32_t>(work.merge_rows.size()),
                 static_cast<std::int32_t>(plan.empty_rows.size())};
   return to.page_ids_at + static_cast<std::size_t>(at) * sizeof(std::int32_t);
+}
+
+/// What brings ids that were `there` up to date; none: they are not this plan's, too old, or too much has changed.
+std::optional<PagePatches> patches_of(const detail::PlanData& plan, const detail::PageHistory& there) {
+  const detail::PageHistory& now = plan.page_history;
+  if (there.origin == nullptr || there.origin != now.origin) return std::nullopt;
+  PagePatches patches;
+  if (there.version == now.version) return patches;
+  if (there.version + 1 != now.version) return std::nullopt;
+  for (const detail::PageRange& range : now.changed) {
+    if (range.end - range.begin > PagePatches::kMost - patches.count) return std::nullopt;
+    for (std::int32_t i = range.begin; i < range.end; ++i) {
+      patches.at[patches.count] = i;
+      patches.id[patches.count++] = plan.page_ids[static_cast<std::size_t>(i)];
+    }
+  }
+  return patches;
 }
 
 void check_plan(const detail::PlanData& plan, const AttentionShape& shape) {
@@ -216,8 +250,12 @@ Staging::~Staging() {
 }
 
 Capacity Capacity::of(const Plan& plan) {
+  const detail::PlanData& data = plan.data();
   ChunkedPlan chunks;
-  return Work(plan.data(), chunks).size(plan.data());
+  Capacity size = Work(data, chunks).size(data);
+  const auto all_ids = static_cast<std::int64_t>(data.page_ids.size());
+  if (is_worth_mirroring(size.max_page_ids, all_ids)) size.max_page_ids = std::max(size.max_page_ids, all_ids);
+  return size;
 }
 
 DevicePlan::Impl::Impl(const AttentionShape& s, const Capacity& c)
@@ -310,15 +348,31 @@ void DevicePlan::upload(const Plan& plan, Stream stream) {
   const Work work(data, self.chunks);
   const Capacity size = work.size(data);
   check_field("max_rows", size.max_rows, self.capacity.max_rows);
-  check_field("max_page_ids", size.max_page_ids, self.capacity.max_page_ids);
+  const auto all_ids = static_cast<std::int64_t>(data.page_ids.size());
+  std::optional<PagePatches> patches = patches_of(data, self.mirrored);
+  Ids ids = Ids::gathered;
+  if (patches.has_value()) {
+    ids = Ids::patched;
+  } else if (is_worth_mirroring(size.max_page_ids, all_ids) && all_ids <= self.capacity.max_page_ids) {
+    ids = Ids::mirrored;
+  }
+  if (ids == Ids::gathered) check_field("max_page_ids", size.max_page_ids, self.capacity.max_page_ids);
   check_field("max_items", size.max_items, self.capacity.max_items);
   check_field("max_partials", size.max_partials, self.capacity.max_partials);
 
   Staging& staging = self.staging[static_cast<std::size_t>(self.turn)];
   check(cudaEventSynchronize(staging.copied), "cudaEventSynchronize");
-  const std::size_t bytes = pack(data, work, Blob(staging.data, self.capacity));
+  const std::size_t bytes = pack(data, work, ids, Blob(staging.data, self.capacity));
+  self.mirrored = {};
   check(cudaMemcpyAsync(self.blob.data, staging.data, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
   check(cudaEventRecord(staging.copied, stream), "cudaEventRecord");
+  if (ids == Ids::patched && patches->count > 0) {
+    PatchParams params{const_cast<std::int32_t*>(self.view.page_ids), *patches};
+    void* arguments = &params;
+    check(cudaLaunchKernel(patch_kernel(), dim3(1), dim3(PagePatches::kMost), &arguments, 0, stream), "patch_page_ids");
+  }
+  if (ids != Ids::gathered) self.mirrored = {data.page_history.origin, data.page_history.version, {}};
+  self.uploaded_ids = ids == Ids::patched ? patches->count : ids == Ids::mirrored ? all_ids : size.max_page_ids;
   self.turn = 1 - self.turn;
   self.uploaded = true;
   detail::PlanData& facts = self.facts;

@@ -37,6 +37,9 @@ struct Staging {
   CUevent_st* copied = nullptr;
 };
 
+/// Page ids up to this many are copied with every upload; more of them are kept on the device, and patched.
+inline constexpr std::int64_t kFewPageIds = 8'192;
+
 struct DevicePlan::Impl {
   Impl(const AttentionShape& shape, const Capacity& capacity);
 
@@ -58,7 +61,10 @@ struct DevicePlan::Impl {
   DeviceBuffer queue;
   std::optional<MapEncoder> maps;  ///< where the device has a bulk copy engine
   std::array<Staging, 2> staging;
-  ChunkedPlan chunks;  ///< batch-invariant mode: of the plan being uploaded
+  /// The plan's page ids that lie in the blob as a whole, to be kept up to date by patches; no origin: none do.
+  detail::PageHistory mirrored;
+  std::int64_t uploaded_ids = 0;  ///< page ids that the last upload copied
+  ChunkedPlan chunks;             ///< batch-invariant mode: of the plan being uploaded
   int turn = 0;
   bool uploaded = false;   ///< there is a plan in force
   bool on_device = false;  ///< made by a DevicePlanner

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -52,14 +53,29 @@ struct SharedSpan {
   std::int32_t depth = 0;
 };
 
+/// Page ids [begin, end) of PlanData::page_ids.
+struct PageRange {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+};
+
+/// For back ends that keep a copy of a plan's page ids: a copy of the same origin, at most one version old, needs the
+/// changed ranges only.
+struct PageHistory {
+  std::shared_ptr<const char> origin;  ///< made when the plan is made from nothing; its address tells plans apart
+  std::uint64_t version = 0;           ///< updates since then
+  std::vector<PageRange> changed;      ///< by the last update
+};
+
 struct PlanData {
   AttentionShape shape;
   PlanOptions options;
   PlanStats stats;
 
-  std::vector<std::int32_t> page_size;     ///< [views]
-  std::vector<std::int64_t> num_pages;     ///< [views] pool size that ids were checked against
-  std::vector<std::int32_t> page_ids;      ///< the page ids that items index
+  std::vector<std::int32_t> page_size;  ///< [views]
+  std::vector<std::int64_t> num_pages;  ///< [views] pool size that ids were checked against
+  std::vector<std::int32_t> page_ids;   ///< the page ids that items index
+  PageHistory page_history;
   std::vector<RowRange> rows;              ///< [R]
   std::vector<std::int32_t> item_rows;     ///< query rows of all items
   std::vector<WorkItem> items;             ///< in the order in which workers should take them: longest first

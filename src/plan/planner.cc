@@ -171,6 +171,7 @@ void check_level_ids(const Batch& batch) {
 
 void Planner::Scratch::make_tables(PlanData& plan, const Batch& batch) {
   PlanData::Memory& memory = *plan.memory;
+  plan.page_history = {std::make_shared<const char>(), 0, {}};
   if (batch.levels.empty()) {
     plan.page_size = {batch.kv.page_size};
     plan.num_pages = {batch.kv.num_pages};
@@ -379,16 +380,24 @@ bool Planner::Scratch::carry_over(PlanData& plan, const Batch& batch, const Chan
     other = other || fate[b] == kOther;
   }
   moved = moved || plan.page_ids.size() != static_cast<std::size_t>(total);
+  PageHistory& history = plan.page_history;
+  ++history.version;
+  history.changed.clear();
   if (moved) {
     copy_page_ids(batch, next.tables, {}, total, plan.page_ids);
+    history.changed.push_back({0, total});
   } else {
     for (std::size_t b = 0; b < fate.size(); ++b) {
       const Table& now = next.tables[b];
-      if (fate[b] == kOther) copy_table(batch.kv, b, now, plan.page_ids.data());
+      if (fate[b] == kOther) {
+        copy_table(batch.kv, b, now, plan.page_ids.data());
+        history.changed.push_back({now.region, now.region + region_size(now.num_pages)});
+      }
       const std::int32_t from = memory.tables[b].num_pages;
       if (fate[b] != kGrown || now.num_pages == from) continue;
       std::copy_n(batch.kv.indices.data() + batch.kv.indptr[b] + from, now.num_pages - from,
                   plan.page_ids.data() + now.region + from);
+      history.changed.push_back({now.region + from, now.region + now.num_pages});
     }
   }
   plan.rows.swap(old_rows);

@@ -7,6 +7,7 @@
 
 #include <cstring>
 
+#include "cuda/device_plan.h"
 #include "cuda/device_runner.h"
 #include "headwater/error.h"
 #include "plan/plan_data.h"
@@ -97,6 +98,64 @@ TEST(CudaPlan, SameBitsEveryTime) {
   }
   // The comparison can fail: another policy sums in another order.
   EXPECT_NE(plans.call.run_by(run_on_device, plans.flat, 0).out, first.out);
+}
+
+TEST(CudaPlan, LaterStepsCopyOnlyPageIdsThatChanged) {
+  HEADWATER_NEEDS_GPU();
+  // 24 requests of about 500 pages of one token: a page more at every step.
+  constexpr int kRequests = 24;
+  constexpr int kSteps = 8;
+  const auto tables_of = [](int step) {
+    reference::PageTables tables;
+    tables.page_size = 1;
+    tables.num_pages = 16'384;
+    for (int b = 0; b < kRequests; ++b) {
+      std::vector<std::int32_t> pages;
+      for (int i = 0; i < 500 + step; ++i) pages.push_back((b * 640 + i * 7) % 16'384);
+      tables.add(pages, 1);
+    }
+    return tables;
+  };
+  PlanOptions options;
+  options.policy = Policy::flat;
+  Planner planner(property::eager_model(128, 64));
+  std::vector<std::unique_ptr<reference::Call>> calls;
+  for (int step = 0; step < kSteps; ++step) {
+    calls.push_back(std::make_unique<reference::Call>(kShape, options, tables_of(step), reference::CallOptions{}, 9));
+  }
+  Plan plan = planner.plan(kShape, calls[0]->batch(), options);
+  cuda::Capacity capacity = cuda::Capacity::of(planner.plan(kShape, calls.back()->batch(), options));
+  capacity.max_items += 64;
+  capacity.max_partials += 1'024;
+  cuda::DevicePlan device(kShape, capacity);
+  for (int step = 0; step < kSteps; ++step) {
+    if (step > 0) planner.update(plan, calls[static_cast<std::size_t>(step)]->batch(), nullptr);
+    const auto run = [&](const Plan& p, const cpu::RunArgs& args) {
+      device.upload(p, nullptr);
+      DeviceCall there(kShape, args, static_cast<std::int64_t>(p.data().rows.size()), device.workspace_size());
+      cuda::run(device, there.args(), nullptr);
+      there.fetch_to(args);
+      EXPECT_EQ(there.complaint(), "");
+      return outcome_of(p);
+    };
+    EXPECT_EQ(calls[static_cast<std::size_t>(step)]->run_by(run, plan, 0).complaint, "") << "step " << step;
+    const std::int64_t ids = device.impl().uploaded_ids;
+    // All of them at first, and where a table has outgrown its place; else one for each request.
+    if (step == 0) {
+      EXPECT_GT(ids, 500 * kRequests);
+    } else {
+      EXPECT_EQ(ids, kRequests) << "step " << step;
+    }
+  }
+  // An update that was not uploaded cannot be patched over; nor can another plan's ids.
+  planner.update(plan, calls[6]->batch(), nullptr);
+  planner.update(plan, calls[5]->batch(), nullptr);
+  device.upload(plan, nullptr);
+  EXPECT_GT(device.impl().uploaded_ids, 500 * kRequests);
+  device.upload(plan, nullptr);
+  EXPECT_EQ(device.impl().uploaded_ids, 0);
+  device.upload(planner.plan(kShape, calls[5]->batch(), options), nullptr);
+  EXPECT_GT(device.impl().uploaded_ids, 500 * kRequests);
 }
 
 TEST(CudaPlan, BeyondTheCapacityIsRefusedByName) {

@@ -87,6 +87,23 @@ void expect_same(const Plan& updated, const Plan& fresh) {
   ASSERT_EQ(updated.describe(), fresh.describe());
 }
 
+/// A copy of the page ids before an update, patched in the ranges that the plan names, is the page ids after it; a plan
+/// made from nothing says so.
+void expect_patches(const detail::PageHistory& before, std::vector<std::int32_t> ids, const detail::PlanData& plan) {
+  const detail::PageHistory& now = plan.page_history;
+  ASSERT_NE(now.origin, nullptr);
+  if (now.origin != before.origin) {
+    EXPECT_EQ(now.version, 0U);
+    return;
+  }
+  EXPECT_EQ(now.version, before.version + 1);
+  ids.resize(plan.page_ids.size(), -2);
+  for (const detail::PageRange& range : now.changed) {
+    std::copy(plan.page_ids.begin() + range.begin, plan.page_ids.begin() + range.end, ids.begin() + range.begin);
+  }
+  EXPECT_EQ(ids, plan.page_ids);
+}
+
 /// Steps of a population, each of which must leave the plan that is made from nothing. Returns how many of the plans
 /// split a span off.
 int expect_same_after_steps(Rng& rng, const PlanOptions& options, const DeviceModel& model, Population& people,
@@ -125,7 +142,10 @@ int expect_same_after_steps(Rng& rng, const PlanOptions& options, const DeviceMo
     changes.grown = grown;
     changes.joined = joined;
     changes.left = left;
+    const detail::PageHistory history = plan.data().page_history;
+    const std::vector<std::int32_t> ids = plan.data().page_ids;
     planner.update(plan, tables.batch(), !slides && rng.chance(0.5) ? &changes : nullptr);
+    expect_patches(history, ids, plan.data());
     expect_same(plan, other.plan(kShape, tables.batch(), options));
     if (::testing::Test::HasFatalFailure()) return cascades;
     EXPECT_EQ(complaint(plan, tables.batch()), "");
