@@ -17,6 +17,9 @@ inline constexpr bool kWide = kDqk > 128 || kDvo > 128;
 template <int kDqk, int kDvo>
 inline constexpr int kTileRows = kWide<kDqk, kDvo> ? 64 : 128;
 
+/// In batch-invariant mode every tile is one of the many-rows kernel with so many rows.
+inline constexpr int kInvariantRows = 64;
+
 /// Shared memory behind the tiles.
 struct BlockState {
   Barriers barriers;
@@ -34,9 +37,9 @@ __host__ __device__ constexpr int shared_bytes(int stages) {
 
 /// `arrivals` of each warp.
 __device__ __forceinline__ void init_barriers(Barriers& barriers, int arrivals) {
-  constexpr int kFew = 12;
+  constexpr int kFew = kWarps * kMostStages;
   const int i = static_cast<int>(threadIdx.x);
-  if (i < kFew) init_barrier(barriers.few[0][i], arrivals);
+  if (i < kFew) init_barrier(barriers.few[i / kMostStages][i % kMostStages], arrivals);
   if (i >= kFew && i < kFew + 2) init_barrier(barriers.many[i - kFew], kWarps * arrivals);
   publish_shared();
 }
@@ -54,7 +57,7 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const DeviceI
     run(std::type_identity<FewRows<T, kDqk, kDvo, 8>>());
   } else if (count <= 16 && !p.invariant) {
     run(std::type_identity<FewRows<T, kDqk, kDvo, 16>>());
-  } else if (kWide<kDqk, kDvo> || count <= 64) {
+  } else if (kWide<kDqk, kDvo> || count <= 64 || p.invariant) {
     run(std::type_identity<ManyRows<T, kDqk, kDvo, 64>>());
   } else {
     run(std::type_identity<ManyRows<T, kDqk, kDvo, kTileRows<kDqk, kDvo>>>());
@@ -64,7 +67,7 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const DeviceI
 template <class T, int kDqk, int kDvo>
 __global__ void __launch_bounds__(kThreads, kWide<kDqk, kDvo> ? 1 : 2) attend(const __grid_constant__ AttendParams p) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  constexpr int kTile = kTileRows<kDqk, kDvo>;
+  const int tile = p.invariant ? kInvariantRows : kTileRows<kDqk, kDvo>;
   auto& state = *reinterpret_cast<BlockState*>(shared + shared_bytes<T, kDqk, kDvo>(p.stages) - kStateBytes);
   int piece = static_cast<int>(blockIdx.x);
   fetch_item(p, piece, state.work.items[0]);
@@ -78,9 +81,9 @@ __global__ void __launch_bounds__(kThreads, kWide<kDqk, kDvo> ? 1 : 2) attend(co
     const DeviceItem& item = state.work.items[slot];
     const int head = piece % p.num_kv_heads;
     const int stacked = item.num_rows * p.group_size;
-    for (int begin = 0; begin < stacked; begin += kTile) {
-      NextWork next(p, state.work, 1 - slot, begin + kTile >= stacked);
-      attend_tile<T, kDqk, kDvo>(p, item, head, begin, min(kTile, stacked - begin), shared, state, next, phases);
+    for (int begin = 0; begin < stacked; begin += tile) {
+      NextWork next(p, state.work, 1 - slot, begin + tile >= stacked);
+      attend_tile<T, kDqk, kDvo>(p, item, head, begin, min(tile, stacked - begin), shared, state, next, phases);
       wait_copies();
       publish_shared();  // the next tile's bulk copies go where this one's states and rows were
       __syncthreads();

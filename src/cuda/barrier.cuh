@@ -9,6 +9,10 @@
 
 namespace headwater::cuda {
 
+inline constexpr int kThreads = 128;  ///< of a block of the attend kernels
+inline constexpr int kWarps = kThreads / 32;
+inline constexpr int kMostStages = 3;  ///< of a warp of the few-rows kernel
+
 using Barrier = std::uint64_t;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -19,8 +23,8 @@ inline constexpr bool kHasBulkCopies = false;
 
 /// A block's barriers. Their phases go on from item to item, so each thread remembers all parities, a bit each.
 struct Barriers {
-  Barrier few[4][3];  ///< few rows: of a warp's stages
-  Barrier many[2];    ///< many rows: of the stages
+  Barrier few[kWarps][kMostStages];  ///< few rows: of a warp's stages
+  Barrier many[2];                   ///< many rows: of the stages
 };
 inline constexpr int kManyPhase = 8;  ///< bit of many[0]; those of few[warp] come first
 

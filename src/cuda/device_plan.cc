@@ -82,7 +82,7 @@ std::int64_t pages_of(const detail::WorkItem& item, int page_size) {
 }
 
 /// The items and merge lists that go to the device: the plan's own, or in batch-invariant mode those of its chunks.
-struct Work {
+struct PlanArrays {
   std::span<const detail::WorkItem> items;
   std::span<const std::int32_t> leads;  ///< empty: none has one
   std::span<const std::int32_t> merge_rows;
@@ -90,7 +90,7 @@ struct Work {
   std::span<const std::int32_t> merge_slots;
   std::int64_t num_partials;
 
-  Work(const detail::PlanData& plan, ChunkedPlan& chunks)
+  PlanArrays(const detail::PlanData& plan, ChunkedPlan& chunks)
       : items(plan.items),
         merge_rows(plan.merge_rows),
         merge_indptr(plan.merge_indptr),
@@ -145,8 +145,21 @@ bool is_worth_mirroring(std::int64_t needed, std::int64_t all) {
 /// that is hardly more; or, where all are there from an earlier upload, what has changed since.
 enum class Ids { gathered, mirrored, patched };
 
+/// Lets an item that begins within 16 tokens that bulk copies bring at once (a window) begin with them, hidden.
+void start_at_chunk(DeviceItem& item, int page_size) {
+  const std::int32_t lead = page_size < 8 ? 0 : item.first_token % std::min(16, page_size);
+  if (lead == 0) return;
+  item.lead = lead;
+  item.pos_begin -= lead;
+  item.num_tokens += lead;
+  item.first_token -= lead;
+  if (item.unmasked_end == 0) return;
+  item.unmasked_begin += lead;
+  item.unmasked_end += lead;
+}
+
 /// The plan's arrays into a blob; returns the bytes to be copied.
-std::size_t pack(const detail::PlanData& plan, const Work& work, Ids ids, const Blob& to) {
+std::size_t pack(const detail::PlanData& plan, const PlanArrays& work, Ids ids, const Blob& to) {
   // Heads are dealt to thread blocks here: the parts of an item that the plan split by heads, which follow one another,
   // become one.
   std::int32_t num_items = 0;
@@ -159,6 +172,7 @@ std::size_t pack(const detail::PlanData& plan, const Work& work, Ids ids, const 
     if (ids == Ids::gathered) std::copy_n(from, pages, to.page_ids + at);
     DeviceItem& mine = to.items[num_items++];
     mine = {item, item_row(plan, item.row_begin), work.leads.empty() ? 0 : work.leads[i], {}};
+    if (work.leads.empty()) start_at_chunk(mine, plan.page_size[static_cast<std::size_t>(item.view)]);
     std::copy_n(from, std::min<std::int64_t>(pages, kFirstPages), mine.first_pages);
     mine.kv_head_end = static_cast<std::int16_t>(plan.shape.num_kv_heads);
     if (ids != Ids::gathered) continue;
@@ -252,7 +266,7 @@ Staging::~Staging() {
 Capacity Capacity::of(const Plan& plan) {
   const detail::PlanData& data = plan.data();
   ChunkedPlan chunks;
-  Capacity size = Work(data, chunks).size(data);
+  Capacity size = PlanArrays(data, chunks).size(data);
   const auto all_ids = static_cast<std::int64_t>(data.page_ids.size());
   if (is_worth_mirroring(size.max_page_ids, all_ids)) size.max_page_ids = std::max(size.max_page_ids, all_ids);
   return size;
@@ -276,11 +290,15 @@ DevicePlan::Impl::Impl(const AttentionShape& s, const Capacity& c)
   num_merge_blocks = static_cast<int>(
       std::clamp<std::int64_t>((merge_warps + kMergeWarps - 1) / kMergeWarps, 1, launch.most_merge_blocks));
   check(cudaMemset(queue.data, 0, kQueueBytes), "cudaMemset");
+  check(cudaMemset(blob.data, 0, sizeof(Header)), "cudaMemset");  // no work until there is a plan
   const Blob there(blob.data, c);
   view = {there.header,      there.items,      static_cast<std::int32_t>(std::max<std::int64_t>(c.max_items, 1)),
           there.item_rows,   there.merge_rows, there.merge_indptr,
           there.merge_slots, there.empty_rows, there.page_ids};
   facts.shape = s;
+  facts.rows.reserve(static_cast<std::size_t>(c.max_rows));  // so that upload need not allocate in the middle
+  facts.page_size.reserve(kMaxViews);
+  facts.num_pages.reserve(kMaxViews);
 }
 
 DevicePlan::DevicePlan(const AttentionShape& shape, const Capacity& capacity) {
@@ -345,7 +363,7 @@ void DevicePlan::upload(const Plan& plan, Stream stream) {
   }
   check_plan(data, self.shape);
   if (self.uploaded) check_same_calls(data, self.facts);
-  const Work work(data, self.chunks);
+  const PlanArrays work(data, self.chunks);
   const Capacity size = work.size(data);
   check_field("max_rows", size.max_rows, self.capacity.max_rows);
   const auto all_ids = static_cast<std::int64_t>(data.page_ids.size());

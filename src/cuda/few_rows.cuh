@@ -173,16 +173,17 @@ class FewRows {
       }
     }
     const bool masked = first < item_.unmasked_begin || first + kTileKeys > item_.unmasked_end;
-    if (masked) [[unlikely]]
-      clear_unseen<kDvo, VLayout>(v, 0, tile_, p_.num_sink_tokens, item_.pos_begin + first,
-                                  item_.pos_begin + item_.num_tokens);
+    if (masked) [[unlikely]] {
+      clear_unseen<kDvo, VLayout>(v, 0, tile_, p_.num_sink_tokens, item_, first);
+      publish_shared();  // a bulk copy will take this stage's place
+    }
     std::uint32_t b[kColumns][2];
     if (p_.soft_cap > 0.0F || p_.alibi_slopes != nullptr || !(scale > 0.0F)) [[unlikely]] {
       adjust(s, scale, item_.pos_begin + first + lane_ / 4);
       scale = 1.0F;
     }
     if (masked) [[unlikely]]
-      mask(s, item_.pos_begin + first + lane_ / 4);
+      mask(s, first + lane_ / 4);
     soften(s, scale, b);
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
@@ -207,14 +208,17 @@ class FewRows {
   }
 
   /// Hides keys that a row does not see, or that lie past the item.
-  __device__ __forceinline__ void mask(float (&s)[kColumns][4], std::int32_t pos) {
+  __device__ __forceinline__ void mask(float (&s)[kColumns][4], std::int32_t token) {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int n = 8 * j + 2 * (lane_ % 4) + i % 2;
+        const std::int32_t t = token + i / 2 * 8;
         const std::int32_t hi = min(tile_.hi[n], item_.pos_begin + item_.num_tokens);
-        if (!sees(tile_.lo[n], hi, p_.num_sink_tokens, pos + i / 2 * 8)) s[j][i] = minus_infinity();
+        if (t < item_.lead || !sees(tile_.lo[n], hi, p_.num_sink_tokens, item_.pos_begin + t)) {
+          s[j][i] = minus_infinity();
+        }
       }
     }
   }

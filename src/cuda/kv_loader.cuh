@@ -10,8 +10,6 @@
 
 namespace headwater::cuda {
 
-inline constexpr int kThreads = 128;
-inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kTileKeys = 16;  ///< KV rows that a warp loads at once
 
 /// This thread's warp, the same register for all its lanes.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/error.h"
+#include "cuda/merge.h"
 #include "cuda/params.h"
 #include "headwater/cuda.h"
 
@@ -94,9 +95,13 @@ LaunchShape launch_shape(const AttendKernel& kernel) {
   if (each == 0) unsupported("the kernel does not fit this device");
   shape.num_blocks = each * multiprocessors;
   shape.most_merge_blocks = 8 * multiprocessors;
-  int major = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  shape.hopper = major >= 9;
+  // What counts is what the kernels were built from: code for older GPUs, translated by the driver, knows neither.
+  shape.hopper = true;
+  for (const void* function : {kernel.function, merge_kernel()}) {
+    cudaFuncAttributes attributes{};
+    check(cudaFuncGetAttributes(&attributes, function), "cudaFuncGetAttributes");
+    shape.hopper = shape.hopper && attributes.ptxVersion >= 90;
+  }
   return shape;
 }
 

@@ -21,7 +21,7 @@ struct LaunchShape {
   int shared_bytes = 0;
   int num_blocks = 0;
   int most_merge_blocks = 0;
-  bool hopper = false;  ///< sm_90 or newer
+  bool hopper = false;  ///< the kernels were built for sm_90 or newer
 };
 /// For the current device; also raises the kernel's limit of shared memory.
 LaunchShape launch_shape(const AttendKernel& kernel);

@@ -130,8 +130,7 @@ class ManyRows {
       const bool masked = first < item_.unmasked_begin || first + kKeys > item_.unmasked_end;
       if (masked) [[unlikely]] {
         __syncwarp();
-        clear_unseen<kDvo, VLayout>(v, mine, tile_, p_.num_sink_tokens, item_.pos_begin + first + mine,
-                                    item_.pos_begin + item_.num_tokens);
+        clear_unseen<kDvo, VLayout>(v, mine, tile_, p_.num_sink_tokens, item_, first + mine);
       }
       if (masked || T::kFp8 || !loader_.bulk()) [[unlikely]] {
         if constexpr (kWgmma) publish_shared();

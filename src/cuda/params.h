@@ -32,7 +32,7 @@ struct ItemRow {
 /// size that copies of 16 bytes can carry.
 struct alignas(64) DeviceItem : detail::WorkItem {
   ItemRow first_row;             ///< item_rows[row_begin]
-  std::int32_t lead = 0;         ///< hidden tokens at its start (batch-invariant mode; else 0)
+  std::int32_t lead = 0;         ///< hidden tokens at its start: kernels begin where copies or tiles do
   std::int32_t first_pages[13];  ///< page_ids[page_begin ...], as many as there are
 };
 static_assert(sizeof(DeviceItem) == 128);

@@ -91,24 +91,26 @@ __device__ __forceinline__ bool sees(std::int32_t lo, std::int32_t hi, std::int3
   return pos < hi && (pos >= lo || pos < sinks);
 }
 
-/// Clears those of the V rows [at, at + 16), of keys from position `pos` on, that no row of the tile sees or that lie
-/// past the item, which ends at position `end`: memory nobody sees may hold NaN, which a weight of zero does not hide.
-/// (With explicit levels a page may end before its rows' keys do.) By one warp.
+/// Clears those of the V rows [at, at + 16), of the item's tokens from `first` on, that no row of the tile sees or that
+/// lie before or past the item: memory nobody sees may hold NaN, which a weight of zero does not hide. (With explicit
+/// levels a page may end before its rows' keys do.) By one warp.
 template <int kDim, class Layout, int kSize>
 __device__ __forceinline__ void clear_unseen(unsigned char* v, int at, const RowTile<kSize>& tile, std::int32_t sinks,
-                                             std::int32_t pos, std::int32_t end) {
+                                             const DeviceItem& item, std::int32_t first) {
   const int lane = static_cast<int>(threadIdx.x % 32);
+  const std::int32_t token = first + lane % kTileKeys;
+  const std::int32_t end = item.pos_begin + item.num_tokens;
   bool seen = false;
   for (int n = lane / kTileKeys; n < kSize; n += 2) {
-    seen = seen || sees(tile.lo[n], min(tile.hi[n], end), sinks, pos + lane % kTileKeys);
+    seen = seen || (token >= item.lead && sees(tile.lo[n], min(tile.hi[n], end), sinks, item.pos_begin + token));
   }
   const unsigned votes = __ballot_sync(0xffffffffU, seen);
   const unsigned keys = (votes | votes >> kTileKeys) & 0xffffU;
   if (keys == 0xffffU) return;
   for (int c = lane; c < kTileKeys * (kDim / 8); c += 32) {
-    const int token = c / (kDim / 8);
-    if ((keys >> token & 1U) == 0) {
-      *reinterpret_cast<uint4*>(v + Layout::at(at + token, c % (kDim / 8))) = uint4{0, 0, 0, 0};
+    const int row = c / (kDim / 8);
+    if ((keys >> row & 1U) == 0) {
+      *reinterpret_cast<uint4*>(v + Layout::at(at + row, c % (kDim / 8))) = uint4{0, 0, 0, 0};
     }
   }
   __syncwarp();

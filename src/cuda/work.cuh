@@ -38,6 +38,7 @@ class NextWork {
   /// By all threads, once, after claim: the item is on its way. It is there after wait_copies and a barrier.
   __device__ __forceinline__ void fetch() {
     if (!wanted_ || threadIdx.x >= 32) return;
+    if (claimed_ < 0) claim();  // an item without tokens
     const int piece = __shfl_sync(0xffffffffU, claimed_, 0);
     if (threadIdx.x == 0) work_.piece = piece;
     fetch_item(p_, piece, work_.items[slot_]);
@@ -48,7 +49,7 @@ class NextWork {
   Work& work_;
   int slot_;
   bool wanted_;
-  int claimed_ = 0;
+  int claimed_ = -1;
 };
 
 }  // namespace headwater::cuda
