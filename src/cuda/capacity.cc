@@ -13,6 +13,7 @@
 #include <limits>
 #include <string>
 
+#include "cuda/chunks.h"
 #include "cuda/device_plan.h"
 #include "headwater/cuda.h"
 #include "plan/cost_model.h"
@@ -95,7 +96,9 @@ Capacity Capacity::within(const PlanBounds& bounds, const AttentionShape& shape,
     const std::int64_t chunks = ceil_div(tokens, options.invariant_chunk) + shared_chunks;
     capacity.max_partials = product(rows, chunks);
     capacity.max_items = gaps ? capacity.max_partials : product(requests + rows / tile, chunks);
-    capacity.max_page_ids = product(gaps ? rows : requests + rows / tile, pages + chunks);
+    // A chunk's items may begin with pages that hold hidden tokens only (chunks.h).
+    const std::int64_t hidden = ceil_div(kInvariantTokens - 1, bounds.page_size);
+    capacity.max_page_ids = product(gaps ? rows : requests + rows / tile, pages + product(chunks, 1 + hidden));
     return capacity;
   }
   // Several row tiles of one span, longer than half the cache, go through it in step.

@@ -207,8 +207,8 @@ std::int32_t Estimator::parts_for(const Unit& unit, std::int64_t limit) const {
   return static_cast<std::int32_t>(std::max<std::int64_t>(unit.parts, std::min(wanted, most)));
 }
 
-/// Time until the last worker is done if parts of at most `limit` go, longest unit first, to the least loaded worker; at
-/// least `enough` where that is sure to be the case.
+/// Time until the last worker is done if parts of at most `limit` go, longest unit first, to the least loaded worker;
+/// at least `enough` where that is sure to be the case.
 std::int64_t Estimator::makespan(const CostModel& cost, std::span<const std::int32_t> order, std::int64_t limit,
                                  std::int64_t enough) {
   part_costs_.clear();
