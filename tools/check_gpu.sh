@@ -195,6 +195,10 @@ part_bench() {
   fi
   # A third of the time for timed runs; the rest goes to filling memory and to the check against double precision.
   wanted=$(grep -cvE '^[[:space:]]*(#|$)' "$cells")
+  if [ "$wanted" -eq 0 ]; then
+    not_run+=("no cells in $cells")
+    return
+  fi
   seconds=$(awk -v limit="$limit" -v cells="$wanted" 'BEGIN {print limit / 3 / cells}')
   bounded "$program" bench --device cuda --cells "$cells" --dtype f16 --policy flat,auto,forest --csv "$logs/bench.csv" \
     --steps 5 --reps 3 --warmup 1 --cell-seconds "$seconds"

@@ -117,7 +117,8 @@ Capacity Capacity::within(const PlanBounds& bounds, const AttentionShape& shape,
   // Many page ids are kept on the device as the plan has them: a table of n ids has room for n / 4, at least 16, more.
   if (capacity.max_page_ids > kFewPageIds) {
     const std::int64_t table = pages + std::max<std::int64_t>(16, pages / 4);
-    capacity.max_page_ids = std::max(capacity.max_page_ids, product(bounds.max_requests, table));
+    const std::int64_t most = 2 * capacity.max_page_ids;  // beyond that they are not kept
+    capacity.max_page_ids = std::max(capacity.max_page_ids, std::min(most, product(bounds.max_requests, table)));
   }
   return capacity;
 }

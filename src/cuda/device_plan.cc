@@ -385,7 +385,7 @@ void DevicePlan::upload(const Plan& plan, Stream stream) {
   Ids ids = Ids::gathered;
   if (data.options.batch_invariant) {
     ids = Ids::gathered;  // hidden pages are in no table
-  } else if (patches.has_value()) {
+  } else if (patches.has_value() && all_ids <= self.capacity.max_page_ids) {
     ids = Ids::patched;
   } else if (is_worth_mirroring(size.max_page_ids, all_ids) && all_ids <= self.capacity.max_page_ids) {
     ids = Ids::mirrored;
@@ -398,13 +398,13 @@ void DevicePlan::upload(const Plan& plan, Stream stream) {
   check(cudaEventSynchronize(staging.copied), "cudaEventSynchronize");
   const std::size_t bytes = pack(data, work, ids, Blob(staging.data, self.capacity));
   self.mirrored = {};
-  check(cudaMemcpyAsync(self.blob.data, staging.data, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
-  check(cudaEventRecord(staging.copied, stream), "cudaEventRecord");
   if (ids == Ids::patched && patches->count > 0) {
     PatchParams params{const_cast<std::int32_t*>(self.view.page_ids), *patches};
     void* arguments = &params;
     check(cudaLaunchKernel(patch_kernel(), dim3(1), dim3(PagePatches::kMost), &arguments, 0, stream), "patch_page_ids");
   }
+  check(cudaMemcpyAsync(self.blob.data, staging.data, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+  check(cudaEventRecord(staging.copied, stream), "cudaEventRecord");
   if (ids != Ids::gathered) self.mirrored = {data.page_history.origin, data.page_history.version, {}};
   self.uploaded_ids = ids == Ids::patched ? patches->count : ids == Ids::mirrored ? all_ids : size.max_page_ids;
   self.turn = 1 - self.turn;

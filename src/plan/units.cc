@@ -39,11 +39,6 @@ void replace_least(std::vector<std::int64_t>& heap, std::int64_t load) {
   heap[hole] = load;
 }
 
-/// Whether parts are so short against a worker's share that they spread evenly.
-bool is_even(std::int64_t longest, std::int64_t share) {
-  return longest * 8 <= share;
-}
-
 /// Batch-invariant mode: sinks are always a unit of their own, so that no row's states depend on its neighbours.
 bool sinks_apart(const PlanOptions& options, const Piece& piece, std::int32_t sinks) {
   return options.batch_invariant && piece.tok_begin < sinks && sinks < piece.tok_end;
@@ -225,7 +220,6 @@ std::int64_t Estimator::makespan(const CostModel& cost, std::span<const std::int
   }
   const std::int64_t share = total / cost.num_workers();
   if (share >= enough) return enough;
-  if (is_even(longest, share)) return share + longest / 2;
   loads_.assign(sz(cost.num_workers()), 0);
   std::int64_t last = 0;
   const auto workers = static_cast<std::int32_t>(loads_.size());
@@ -256,7 +250,7 @@ std::int64_t Estimator::balance(const CostModel& cost, const PlanData& plan, con
   const std::int64_t workers = cost.num_workers();
   const std::int64_t ideal = std::max<std::int64_t>(1, (sum.cost + workers - 1) / workers);
   if (workers == 1) return sum.cost;
-  if (units.size() > kExactBalance || is_even(sum.longest, ideal)) {
+  if (units.size() > kExactBalance || sum.longest * 8 <= ideal) {
     const std::int64_t limit = std::max<std::int64_t>(1, ideal / 4);
     std::int64_t total = 0;
     std::int64_t longest = 0;
@@ -284,7 +278,7 @@ std::int64_t Estimator::balance(const CostModel& cost, const PlanData& plan, con
                            ideal + ideal / 4,
                            ideal + ideal / 2};
     const std::int64_t whole = units[sz(order.front())].cost;  // from here on no unit is cut
-    bool whole_tried = false;
+    bool whole_tried = limit >= whole;
     for (const std::int64_t other : std::span(sizes).first(workers < kManyWorkers ? 5 : sizes.size())) {
       const std::int64_t size = std::clamp<std::int64_t>(other, 1, whole);
       if (size == whole && std::exchange(whole_tried, true)) continue;
