@@ -26,7 +26,7 @@ using serving::LevelResult;
 constexpr double kStartSeconds = 180;
 
 struct ServingFlags {
-  std::string url = "http://127.0.0.1:8080";
+  std::string url = "http://127.0.0.1:8000";
   std::string model;
   std::string api_key;
   std::string endpoint = "completions";
@@ -371,7 +371,7 @@ void add_bench_serving(CLI::App& app, Action& action) {
       "Examples:\n"
       "  headwater bench-serving --shared-prefix-tokens 2048 --prompt-tokens 32 --concurrency 4,8 --max-tokens 256 "
       "--metrics\n"
-      "  headwater bench-serving --url http://127.0.0.1:8000 --concurrency 1,4,8,16 --json r.json --plot r.svg\n"
+      "  headwater bench-serving --url http://127.0.0.1:9000 --concurrency 1,4,8,16 --json r.json --plot r.svg\n"
       "  headwater bench-serving --pair --serve-flags '--threads 2' --concurrency 8,16 --rounds 30 --min-ratio 0.99\n"
       "  headwater bench-serving --trace conversation.jsonl --time-scale 4 --block-tokens 32 --requests 200\n\n"
       "Environment: HEADWATER_API_KEY (--api-key).\n"

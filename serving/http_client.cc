@@ -41,7 +41,6 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   Exchange(asio::io_context& context, http::request<http::string_body> request, double seconds, Listener listener)
       : stream_(context), request_(std::move(request)), patience_(duration(seconds)), listener_(std::move(listener)) {
     parser_.body_limit(kMaxBody);
-    parser_.eager(true);
   }
 
   void start(const Endpoints& endpoints) {
@@ -62,6 +61,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     });
   }
 
+  /// Returns with every piece that has come: an eager parser would wait for the last one.
   void read() {
     stream_.expires_after(patience_);
     http::async_read_some(stream_, buffer_, parser_,

@@ -37,6 +37,7 @@ TEST_F(BenchServing, TableJsonAndPicture) {
   EXPECT_EQ(level.at("completion_tokens"), 16);
   EXPECT_EQ(level.at("prompt_tokens"), 160);
   EXPECT_GT(level.at("launches").at("cascade"), 0);
+  EXPECT_GT(level.at("decode_tps"), 30);  // a token every 10 ms, on a machine that may be busy
   EXPECT_GT(level.at("aggregate_tps"), level.at("decode_tps"));
   EXPECT_NE(slurp(path("r.svg")).find("<circle"), std::string::npos);
 }
