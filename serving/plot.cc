@@ -15,17 +15,18 @@ namespace headwater::serving {
 namespace {
 
 constexpr double kWidth = 960;
-constexpr double kHeight = 400;
+constexpr double kHeight = 424;
 constexpr double kPanelWidth = 380;
-constexpr double kPanelTop = 96;
-constexpr double kPanelBottom = 340;
+constexpr double kPanelTop = 126;
+constexpr double kPanelBottom = 366;
 
 constexpr const char* kLight = R"(.head { font-size: 13px; font-weight: 600; }
+.value { paint-order: stroke; stroke: #ffffff; stroke-width: 4px; stroke-linejoin: round; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; } .dash { stroke-dasharray: 5 4; }
-.a0 { stroke: #0969da; } .a1 { stroke: #8c959f; } .d0 { fill: #0969da; } .d1 { fill: #8c959f; }
+.a0 { stroke: #0969da; } .a1 { stroke: #8c959f; } .any { stroke: #57606a; } .d0 { fill: #0969da; } .d1 { fill: #8c959f; }
 )";
-constexpr const char* kDark =
-    R"(.a0 { stroke: #58a6ff; } .a1 { stroke: #8b949e; } .d0 { fill: #58a6ff; } .d1 { fill: #8b949e; }
+constexpr const char* kDark = R"(.value { stroke: #0d1117; }
+.a0 { stroke: #58a6ff; } .a1 { stroke: #8b949e; } .any { stroke: #9da7b3; } .d0 { fill: #58a6ff; } .d1 { fill: #8b949e; }
 )";
 
 using Value = std::function<double(const LevelResult&)>;
@@ -38,6 +39,7 @@ struct Panel {
   std::string solid_name;
   std::string dashed_name;
   std::function<std::string(double)> label;
+  bool dashed_above = false;  ///< the dashed line is never below the solid one: numbers go below
 };
 
 /// The smallest of 1, 2, 2.5, 5 x 10^k steps of which at most five reach `high`.
@@ -78,7 +80,7 @@ class Drawing {
     const double step = nice_step(high * 1.04);
     top_value_ = step * std::ceil(high * 1.04 / step - 1e-9);
     if (!(top_value_ > 0)) top_value_ = 1;
-    out_ += fmt::format("<text class=\"head\" x=\"{:.0f}\" y=\"{:.0f}\">{}</text>\n", panel.left, kPanelTop - 36,
+    out_ += fmt::format("<text class=\"head\" x=\"{:.0f}\" y=\"{:.0f}\">{}</text>\n", panel.left, kPanelTop - 44,
                         panel.title);
     legend(panel);
     grid(panel, step);
@@ -87,6 +89,14 @@ class Drawing {
       line(panel, arm, panel.solid, "");
       points(panel, arm);
     }
+    out_ += std::exchange(numbers_, {});  // above all lines
+  }
+
+  /// The colours of a pair.
+  void arms(double y) {
+    double x = 552;
+    for (std::size_t arm = 0; arms_.size() > 1 && arm < arms_.size(); ++arm)
+      x = entry(x, y, fmt::format("a{}", arm), "cascade " + arms_[arm]);
   }
 
   [[nodiscard]] std::string finish() && { return std::move(out_) + "</svg>\n"; }
@@ -104,20 +114,18 @@ class Drawing {
     return kPanelBottom - (kPanelBottom - kPanelTop) * value / top_value_;
   }
 
+  /// One entry at `x`; returns where the next one goes.
+  double entry(double x, double y, const std::string& classes, const std::string& name) {
+    out_ += fmt::format(
+        "<path class=\"line {}\" d=\"M{:.0f} {:.0f}h22\"/><text class=\"quiet\" x=\"{:.0f}\" y=\"{:.0f}\">{}</text>\n",
+        classes, x, y - 4, x + 28, y, bench::svg_escaped(name));
+    return x + 48 + 6.4 * static_cast<double>(name.size());
+  }
+
   void legend(const Panel& panel) {
-    double x = panel.left;
-    const auto entry = [&](std::size_t arm, const std::string& name, const char* dash) {
-      out_ += fmt::format(
-          "<path class=\"line a{} {}\" d=\"M{:.0f} {:.0f}h22\"/><text class=\"quiet\" x=\"{:.0f}\" "
-          "y=\"{:.0f}\">{}</text>\n",
-          arm, dash, x, kPanelTop - 20, x + 28, kPanelTop - 16, bench::svg_escaped(name));
-      x += 44 + 6.2 * static_cast<double>(name.size());
-    };
-    for (std::size_t arm = 0; arm < arms_.size(); ++arm) {
-      const std::string prefix = arms_[arm].empty() ? "" : arms_[arm] + ": ";
-      entry(arm, prefix + panel.solid_name, "");
-      entry(arm, prefix + panel.dashed_name, "dash");
-    }
+    const std::string color = arms_.size() > 1 ? "any" : "a0";
+    const double x = entry(panel.left, kPanelTop - 20, color, panel.solid_name);
+    entry(x, kPanelTop - 20, color + " dash", panel.dashed_name);
   }
 
   void grid(const Panel& panel, double step) {
@@ -150,25 +158,39 @@ class Drawing {
     out_ += fmt::format("<path class=\"line a{} {}\" d=\"{}\"/>\n", arm, dash, path);
   }
 
-  /// Dots; numbers beside those of the solid line, above for the first arm and below for the second.
+  /// Above its point or below? The larger of a pair's values above, the smaller one below.
+  [[nodiscard]] bool above(const Panel& panel, const LevelResult& level) const {
+    for (const LevelResult& other : levels_) {
+      if (other.concurrency != level.concurrency || other.arm == level.arm) continue;
+      const double difference = panel.solid(level) - panel.solid(other);
+      return difference > 0 || (difference == 0 && level.arm == arms_.front());
+    }
+    return !panel.dashed_above;
+  }
+
   void points(const Panel& panel, std::size_t arm) {
     double last = -1e9;
     for (const LevelResult& level : levels_) {
       if (level.arm != arms_[arm]) continue;
       const double x = x_of(panel, level.concurrency);
-      out_ += fmt::format("<circle class=\"d{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\"/>", arm, x,
-                          y_of(panel.solid(level)));
+      const double y = y_of(panel.solid(level));
+      out_ += fmt::format("<circle class=\"d{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\"/>", arm, x, y);
       out_ += fmt::format("<circle class=\"d{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"2.5\"/>\n", arm, x,
                           y_of(panel.dashed(level)));
-      if (x - last < 40) continue;
+      if (x - last < 40) continue;  // its number would touch the one before
+      bool up = above(panel, level);
+      if (!up && y + 24 > kPanelBottom) {  // no room between point and axis
+        if (arms_.size() > 1) continue;
+        up = true;
+      }
       last = x;
-      out_ += fmt::format("<text{} x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n",
-                          arm == 0 ? "" : " class=\"quiet\"", x, y_of(panel.solid(level)) + (arm == 0 ? -9 : 19),
-                          panel.label(panel.solid(level)));
+      numbers_ += fmt::format("<text class=\"value{}\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n",
+                              arm == 0 ? "" : " quiet", x, y + (up ? -9 : 19), panel.label(panel.solid(level)));
     }
   }
 
   std::string out_;
+  std::string numbers_;
   std::vector<LevelResult> levels_;
   std::vector<std::string> arms_;
   std::set<std::int64_t> ticks_;
@@ -182,10 +204,11 @@ std::string plot_svg(const std::vector<LevelResult>& levels, const std::string& 
   out += fmt::format("<text class=\"quiet\" x=\"16\" y=\"44\">{}</text>\n", bench::svg_escaped(subtitle));
   Drawing drawing(levels, std::move(out));
   if (!drawing.empty()) {
+    drawing.arms(44);
     drawing.draw({64, "Throughput, tokens/s", [](const LevelResult& l) { return l.aggregate_tps; },
-                  [](const LevelResult& l) { return l.decode_tps; }, "all streams", "one stream", rate_label});
+                  [](const LevelResult& l) { return l.decode_tps; }, "all streams", "one stream", rate_label, false});
     drawing.draw({552, "Time to first token", [](const LevelResult& l) { return l.ttft_mean_s; },
-                  [](const LevelResult& l) { return l.ttft_p95_s; }, "mean", "p95", time_label});
+                  [](const LevelResult& l) { return l.ttft_p95_s; }, "mean", "p95", time_label, true});
   }
   return std::move(drawing).finish();
 }
