@@ -77,6 +77,16 @@ struct StepStats {
   double step_seconds = 0;       ///< everything, sampling included
 };
 
+/// A sample's part in a step.
+struct StepRequest {
+  RequestId request = 0;
+  std::uint64_t tag = 0;  ///< Request::tag
+  int sample = 0;
+  std::int64_t prompt_tokens = 0;
+  std::int64_t tokens = 0;  ///< that its rows could see
+  int rows = 0;             ///< computed in the step
+};
+
 /// Sums since the engine was made.
 struct EngineStats {
   std::int64_t steps = 0;
@@ -122,6 +132,8 @@ class Engine {
   /// Plan of the last step: describe() tells what was shared and why.
   [[nodiscard]] const Plan& last_plan() const noexcept;
   [[nodiscard]] const StepStats& last_step() const noexcept;
+  /// Who took part in the last step, in the order of the plan's requests.
+  [[nodiscard]] std::span<const StepRequest> last_requests() const noexcept;
   [[nodiscard]] const EngineStats& stats() const noexcept;
   /// Each request's lookup is counted once, when it is first admitted.
   [[nodiscard]] PrefixCacheStats prefix_cache_stats() const noexcept;
@@ -130,6 +142,8 @@ class Engine {
   [[nodiscard]] const EngineOptions& options() const noexcept;
   [[nodiscard]] std::int64_t num_pages() const noexcept;
   [[nodiscard]] std::int64_t num_free_pages() const noexcept;
+  /// Pages that the prefix cache alone holds: they are given up when others need them.
+  [[nodiscard]] std::int64_t num_idle_cached_pages() const;
 
   /// Recounts all page references; throws Error(internal) naming the first page whose count is off. For tests.
   void audit() const;
