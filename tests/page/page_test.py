@@ -129,12 +129,22 @@ def test_at_most_64_lanes_and_none(browser, server):
     fresh(browser, server, WIDE)
     browser.wait_for("document.querySelectorAll('#drawing .answer').length === 64")
     assert "64 of 80 lanes drawn" in text(browser, "facts"), text(browser, "facts")
-    server.script.forest = dict(EMPTY)
-    browser.wait_for(TEXT.format("drawing") + " === 'Nothing has run yet. Ask something.'")
     server.script.forest = dict(EIGHT, running=0, path="flat", spans=[])
     browser.wait_for("document.getElementById('drawing').classList.contains('still')")
     equal(text(browser, "path"), "flat", "path")
     assert "Nothing is shared" in browser.evaluate("document.getElementById('drawing').getAttribute('aria-label')")
+
+
+def test_a_step_without_requests_leaves_the_drawing(browser, server):
+    fresh(browser, server, EIGHT)
+    browser.wait_for("document.querySelectorAll('#drawing .answer').length === 8")
+    server.script.forest = dict(EMPTY, step=EIGHT["step"] + 1, pages={"total": 728, "used": 0, "cached": 203, "free": 525})
+    browser.wait_for(TEXT.format("facts") + ".includes('0 pages used')")
+    equal(browser.evaluate("document.querySelectorAll('#drawing .answer').length"), 8, "lanes")
+    equal(browser.evaluate("document.getElementById('drawing').classList.contains('still')"), True, "drawn as past")
+    # A server that was started again begins anew.
+    server.script.forest = EMPTY
+    browser.wait_for(TEXT.format("drawing") + " === 'Nothing has run yet. Ask something.'")
 
 
 def test_key(browser, server):

@@ -86,8 +86,6 @@ class Handler(BaseHTTPRequestHandler):
             policy = (f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src 'self' data:; "
                       "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
             self.send(200, page, "text/html; charset=utf-8", [("Content-Security-Policy", policy)])
-        elif self.path == "/favicon.ico":
-            self.send(204, "")
         elif self.refused():
             pass
         elif self.path == "/v1/models":
