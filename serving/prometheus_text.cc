@@ -83,9 +83,12 @@ void for_each_sample(std::string_view text, std::string_view metric, const Visit
   }
 }
 
-void add_difference(std::optional<double>& sum, const std::optional<double>& before,
-                    const std::optional<double>& after) {
-  if (after) sum = sum.value_or(0) + *after - before.value_or(0);
+void add_differences(std::map<std::string, double>& sums, const std::map<std::string, double>& before,
+                     const std::map<std::string, double>& after) {
+  for (const auto& [name, value] : after) {
+    const auto earlier = before.find(name);
+    sums[name] += value - (earlier == before.end() ? 0 : earlier->second);
+  }
 }
 
 }  // namespace
@@ -110,24 +113,21 @@ std::optional<double> sum_of(std::string_view exposition, std::string_view metri
 Counters Counters::from(std::string_view exposition) {
   Counters out;
   out.launches = sum_by_label(exposition, "headwater_decode_launches_total", "path");
-  out.kv_bytes_read = sum_of(exposition, "headwater_kv_bytes_read_total");
-  out.kv_bytes_saved = sum_of(exposition, "headwater_kv_bytes_saved_total");
-  out.shared_tokens = sum_of(exposition, "headwater_cascade_shared_tokens_total");
-  out.member_sequences = sum_of(exposition, "headwater_cascade_member_sequences_total");
-  out.spans = sum_of(exposition, "headwater_cascade_spans_total");
+  for (const std::string_view name : kTotals) {
+    const auto sum = sum_of(exposition, "headwater_" + std::string(name) + "_total");
+    if (sum) out.totals.emplace(name, *sum);
+  }
   return out;
 }
 
 void Counters::add(const Counters& before, const Counters& after) {
-  for (const auto& [path, count] : after.launches) {
-    const auto earlier = before.launches.find(path);
-    launches[path] += count - (earlier == before.launches.end() ? 0 : earlier->second);
-  }
-  add_difference(kv_bytes_read, before.kv_bytes_read, after.kv_bytes_read);
-  add_difference(kv_bytes_saved, before.kv_bytes_saved, after.kv_bytes_saved);
-  add_difference(shared_tokens, before.shared_tokens, after.shared_tokens);
-  add_difference(member_sequences, before.member_sequences, after.member_sequences);
-  add_difference(spans, before.spans, after.spans);
+  add_differences(launches, before.launches, after.launches);
+  add_differences(totals, before.totals, after.totals);
+}
+
+double Counters::total(const std::string& name) const {
+  const auto found = totals.find(name);
+  return found == totals.end() ? 0 : found->second;
 }
 
 double Counters::total_launches() const {

@@ -1,6 +1,7 @@
 // The counters that prove which path ran, read from Prometheus' text format.
 #pragma once
 
+#include <array>
 #include <map>
 #include <optional>
 #include <string>
@@ -15,20 +16,25 @@ namespace headwater::serving {
 /// Sum over all samples of a metric; nothing where it has none.
 [[nodiscard]] std::optional<double> sum_of(std::string_view exposition, std::string_view metric);
 
-/// The server's counters at one moment. Differences say what happened in between.
+/// The server's counters at one moment, or what was counted between two. A counter that the server does not have is
+/// not in `totals`.
 struct Counters {
-  std::map<std::string, double> launches;  ///< by path; empty: the server has no such counter
-  std::optional<double> kv_bytes_read;
-  std::optional<double> kv_bytes_saved;
-  std::optional<double> shared_tokens;
-  std::optional<double> member_sequences;
-  std::optional<double> spans;
+  std::map<std::string, double> launches;  ///< decode launches by path; empty: the server has no such counter
+  std::map<std::string, double> totals;    ///< "kv_bytes_read" is headwater_kv_bytes_read_total; see kTotals
 
   [[nodiscard]] static Counters from(std::string_view exposition);
   /// Adds what was counted from `before` to `after`.
   void add(const Counters& before, const Counters& after);
   [[nodiscard]] double total_launches() const;
   [[nodiscard]] double cascade_launches() const;
+  /// 0 where it is not known.
+  [[nodiscard]] double total(const std::string& name) const;
 };
+
+/// The counters that are kept: headwater_NAME_total.
+inline constexpr std::array<std::string_view, 11> kTotals = {
+    "kv_bytes_read", "kv_bytes_saved", "cascade_spans",     "cascade_shared_tokens", "cascade_member_sequences",
+    "steps",         "step_seconds",   "attention_seconds", "append_seconds",        "product_seconds",
+    "plan_seconds"};
 
 }  // namespace headwater::serving

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 namespace headwater::serving {
@@ -42,25 +43,34 @@ void add_counter_remarks(const LevelResult& level, std::vector<std::string>& out
     out.push_back(fmt::format("{}: DID NOT RUN CASCADE (launches: {})", place(level), paths));
   } else {
     std::string line = fmt::format("{}: launches: {}", place(level), paths);
-    const double spans = counters.spans.value_or(0);
-    if (spans > 0 && counters.shared_tokens && counters.member_sequences)
+    if (const double spans = counters.total("cascade_spans"); spans > 0) {
       line += fmt::format("; mean shared span {:.0f} tokens, read once for {:.1f} sequences",
-                          *counters.shared_tokens / spans, *counters.member_sequences / spans);
+                          counters.total("cascade_shared_tokens") / spans,
+                          counters.total("cascade_member_sequences") / spans);
+    }
     if (level.arm == "off") line += " (UNEXPECTED: this arm has it off)";
     out.push_back(std::move(line));
   }
-  if (counters.kv_bytes_read && counters.kv_bytes_saved && *counters.kv_bytes_read > 0)
-    out.push_back(fmt::format("{}: KV read {:.2f} GB, flat would read {:.2f}x as much", place(level),
-                              *counters.kv_bytes_read / 1e9,
-                              (*counters.kv_bytes_read + *counters.kv_bytes_saved) / *counters.kv_bytes_read));
+  if (const double read = counters.total("kv_bytes_read"); read > 0) {
+    out.push_back(fmt::format("{}: KV read {:.2f} GB, flat would read {:.2f}x as much", place(level), read / 1e9,
+                              (read + counters.total("kv_bytes_saved")) / read));
+  }
+  if (const double steps = counters.total("steps"); steps > 0) {
+    const double whole = counters.total("step_seconds");
+    const auto share = [&](const char* name) { return 100 * counters.total(name) / whole; };
+    const double rest = 100 - share("product_seconds") - share("attention_seconds") - share("append_seconds");
+    out.push_back(
+        fmt::format("{}: {:.0f} steps of {:.1f} ms: products {:.1f} %, attention {:.1f} %, appends {:.1f} %, the "
+                    "rest {:.1f} % (planning {:.1f} %)",
+                    place(level), steps, 1e3 * whole / steps, share("product_seconds"), share("attention_seconds"),
+                    share("append_seconds"), rest, share("plan_seconds")));
+    out.push_back(fmt::format("{}: between steps {:.1f} % of the time", place(level),
+                              100 * std::max(0.0, 1 - whole / level.wall_s)));
+  }
 }
 
 json interval_json(const bench::Interval& interval) {
   return {{"low", interval.low}, {"median", interval.middle}, {"high", interval.high}};
-}
-
-json optional_json(const std::optional<double>& value) {
-  return value ? json(*value) : json(nullptr);
 }
 
 }  // namespace
@@ -131,8 +141,7 @@ json to_json(const LevelResult& level) {
   if (level.late_mean_s > 0) out["late_mean_s"] = level.late_mean_s;
   if (level.counters) {
     out["launches"] = level.counters->launches;
-    out["kv_bytes_read"] = optional_json(level.counters->kv_bytes_read);
-    out["kv_bytes_saved"] = optional_json(level.counters->kv_bytes_saved);
+    out["counters"] = level.counters->totals;
   } else {
     out["launches"] = nullptr;
   }

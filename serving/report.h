@@ -15,7 +15,7 @@ namespace headwater::serving {
 [[nodiscard]] std::string table_head(bool arms, bool metrics);
 [[nodiscard]] std::string table_row(const LevelResult& level, bool arms, bool metrics);
 /// One line each: why requests failed, that a level did not run cascade (or ran it though it is off), mean shared span,
-/// what could not be counted.
+/// bytes, where the steps' time went, what could not be counted.
 [[nodiscard]] std::vector<std::string> remarks(const LevelResult& level);
 /// What a replay adds to the table: most requests at once, lateness, tokens.
 [[nodiscard]] std::string replay_line(const LevelResult& level);

@@ -88,14 +88,15 @@ TEST(Prometheus, SumsByLabel) {
 TEST(Prometheus, DifferencesOfCounters) {
   Counters before;
   before.launches = {{"flat", 2}};
-  before.kv_bytes_read = 1e9;
+  before.totals = {{"kv_bytes_read", 1e9}};
   Counters sum;
   sum.add(before, Counters::from(kMetrics));
   sum.add(before, Counters::from(kMetrics));
   EXPECT_EQ(sum.launches, (std::map<std::string, double>{{"flat", 20}, {"cascade", 60}}));
-  EXPECT_EQ(sum.kv_bytes_read, 1e9);
-  EXPECT_EQ(sum.kv_bytes_saved, 1e9);
-  EXPECT_EQ(sum.shared_tokens, std::nullopt);
+  EXPECT_EQ(sum.totals,
+            (std::map<std::string, double>{{"kv_bytes_read", 1e9}, {"kv_bytes_saved", 1e9}, {"cascade_spans", 8}}));
+  EXPECT_EQ(sum.total("cascade_spans"), 8);
+  EXPECT_EQ(sum.total("cascade_shared_tokens"), 0);
   EXPECT_EQ(sum.total_launches(), 80);
   EXPECT_EQ(sum.cascade_launches(), 60);
 }

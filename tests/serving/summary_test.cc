@@ -88,14 +88,18 @@ TEST(Report, SaysWhichPathRan) {
   EXPECT_NE(all_remarks(with_launches({{"flat", 0}})).find("no decode launch"), std::string::npos);
   EXPECT_NE(table_row(with_launches({{"flat", 30}, {"cascade", 90}}), false, true).find("75 %"), std::string::npos);
   LevelResult level = with_launches({{"cascade", 10}});
-  level.counters->spans = 10;
-  level.counters->shared_tokens = 20480;
-  level.counters->member_sequences = 40;
-  level.counters->kv_bytes_read = 1e9;
-  level.counters->kv_bytes_saved = 3e9;
-  EXPECT_EQ(all_remarks(level),
-            "concurrency 4: launches: cascade 10; mean shared span 2048 tokens, read once for 4.0 sequences\n"
-            "concurrency 4: KV read 1.00 GB, flat would read 4.00x as much\n");
+  level.counters->totals = {
+      {"cascade_spans", 10},     {"cascade_shared_tokens", 20480}, {"cascade_member_sequences", 40},
+      {"kv_bytes_read", 1e9},    {"kv_bytes_saved", 3e9},          {"steps", 100},
+      {"step_seconds", 1.8},     {"product_seconds", 0.9},         {"attention_seconds", 0.72},
+      {"append_seconds", 0.018}, {"plan_seconds", 0.036}};
+  EXPECT_EQ(
+      all_remarks(level),
+      "concurrency 4: launches: cascade 10; mean shared span 2048 tokens, read once for 4.0 sequences\n"
+      "concurrency 4: KV read 1.00 GB, flat would read 4.00x as much\n"
+      "concurrency 4: 100 steps of 18.0 ms: products 50.0 %, attention 40.0 %, appends 1.0 %, the rest 9.0 % (planning "
+      "2.0 %)\n"
+      "concurrency 4: between steps 10.0 % of the time\n");
 }
 
 TEST(Report, HeadAndRowsAlign) {
