@@ -91,7 +91,11 @@ void Answer::add(std::size_t prompt, engine::Event&& event, std::string& out) {
     if (settings_.echo) text.insert(0, tokenizer_->decode(prompts_[prompt]));
   }
   if (event.token >= 0) ++usage_.completion_tokens;
-  if (event.logprobs && settings_.logprobs && !settings_.prompt_only) hold(choice, std::move(*event.logprobs));
+  // The token that ends an answer is not part of it.
+  const bool end_token = event.finish && event.token >= 0 && tokenizer_->is_special(event.token);
+  if (event.logprobs && settings_.logprobs && !settings_.prompt_only && !end_token) {
+    hold(choice, std::move(*event.logprobs));
+  }
   release(choice, event.held_bytes);
   if (event.finish) {
     choice.held.clear();
@@ -137,7 +141,7 @@ void Answer::release(Choice& choice, std::size_t keep_bytes) {
     const Told& told = choice.held.front();
     const std::size_t bytes = told.special ? 0 : tokenizer_->bytes_of(told.logprobs.chosen.token).size();
     if (choice.held_bytes < keep_bytes + bytes) return;
-    if (!told.special) tell(choice, told);
+    tell(choice, told);
     choice.held_bytes -= bytes;
     choice.held.pop_front();
   }
@@ -169,7 +173,7 @@ void Answer::tell(Choice& choice, const Told& told) const {
   if (!chosen_told) append_separated(top, json_string(token_name(bytes)) + ":" + logprob_text(chosen.logprob));
   append_separated(choice.top_logprobs, told.first ? "null" : "{" + top + "}");
   append_separated(choice.text_offset, std::to_string(choice.offset));
-  choice.offset += num_characters(bytes);
+  if (!told.special) choice.offset += num_characters(bytes);
 }
 
 /// The value of a choice's "logprobs".

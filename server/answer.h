@@ -59,7 +59,7 @@ class Answer {
   struct Told {
     engine::PlaceLogprobs logprobs;
     bool first = false;  ///< the prompt's first token: nothing predicts it
-    bool special = false;  ///< spells nothing in the text
+    bool special = false;  ///< it spells nothing in the text
   };
   struct Choice {
     std::string text;                 ///< not streamed: everything; streamed: empty
