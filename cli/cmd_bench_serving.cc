@@ -158,6 +158,8 @@ class ServingRun {
   void add_ratio(const serving::LevelMeasurement& level) {
     const serving::PairRatio ratio = serving::ratio_of(level);
     ratio_lines_.push_back(serving::ratio_line(ratio));
+    if (std::string why = serving::explain_line(level.arms.at(0), level.arms.at(1)); !why.empty())
+      ratio_lines_.push_back(std::move(why));
     json entry = serving::to_json(ratio);
     if (flags_.min_ratio > 0) {
       const bench::Verdict verdict = serving::judge(ratio, flags_.min_ratio);

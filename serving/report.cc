@@ -39,6 +39,8 @@ void add_counter_remarks(const LevelResult& level, std::vector<std::string>& out
     paths += fmt::format("{}{} {:.0f}", paths.empty() ? "" : ", ", path, count);
   if (counters.total_launches() <= 0) {
     out.push_back(place(level) + ": no decode launch was counted");
+  } else if (counters.cascade_launches() <= 0 && level.arm == "off") {
+    out.push_back(fmt::format("{}: as asked, no cascade (launches: {})", place(level), paths));
   } else if (counters.cascade_launches() <= 0) {
     out.push_back(fmt::format("{}: DID NOT RUN CASCADE (launches: {})", place(level), paths));
   } else {
@@ -117,6 +119,18 @@ std::string ratio_line(const PairRatio& ratio) {
   if (ratio.rounds == 0) return fmt::format("concurrency {}: on/off: no round without failures", ratio.concurrency);
   return fmt::format("concurrency {}: on/off over {} rounds: aggregate tok/s {}, decode tok/s {}, TTFT {}",
                      ratio.concurrency, ratio.rounds, text(ratio.aggregate), text(ratio.decode), text(ratio.ttft));
+}
+
+std::string explain_line(const LevelResult& on, const LevelResult& off) {
+  if (!on.counters || !off.counters) return "";
+  const Counters& a = *on.counters;
+  const Counters& b = *off.counters;
+  const double attention = b.total("attention_seconds");
+  if (attention <= 0 || b.total("kv_bytes_read") <= 0) return "";
+  return fmt::format(
+      "  KV bytes on/off {:.3f}; attention time on/off {:.3f}, and it is {:.0f} % of the steps with cascade off",
+      a.total("kv_bytes_read") / b.total("kv_bytes_read"), a.total("attention_seconds") / attention,
+      100 * attention / b.total("step_seconds"));
 }
 
 json to_json(const LevelResult& level) {

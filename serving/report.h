@@ -22,6 +22,10 @@ namespace headwater::serving {
 /// "concurrency 8: on/off 1.034 [1.021, 1.050] tok/s, ...".
 [[nodiscard]] std::string ratio_line(const PairRatio& ratio);
 
+/// Where a pair's ratio comes from: bytes, attention's time, its share of the steps; empty where the server does not
+/// count these.
+[[nodiscard]] std::string explain_line(const LevelResult& on, const LevelResult& off);
+
 [[nodiscard]] nlohmann::json to_json(const LevelResult& level);
 [[nodiscard]] nlohmann::json to_json(const PairRatio& ratio);
 

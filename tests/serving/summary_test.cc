@@ -102,6 +102,19 @@ TEST(Report, SaysWhichPathRan) {
       "concurrency 4: between steps 10.0 % of the time\n");
 }
 
+TEST(Report, ExplainsAPair) {
+  LevelResult on = with_launches({{"cascade", 90}}, "on");
+  LevelResult off = with_launches({{"flat", 90}}, "off");
+  EXPECT_EQ(explain_line(on, off), "");
+  EXPECT_EQ(all_remarks(off), "concurrency 4, cascade off: as asked, no cascade (launches: flat 90)\n");
+  on.counters->totals = {{"kv_bytes_read", 1e9}, {"attention_seconds", 3}, {"step_seconds", 9}};
+  off.counters->totals = {{"kv_bytes_read", 4e9}, {"attention_seconds", 4}, {"step_seconds", 10}};
+  EXPECT_EQ(explain_line(on, off),
+            "  KV bytes on/off 0.250; attention time on/off 0.750, and it is 40 % of the steps with cascade off");
+  off.counters.reset();
+  EXPECT_EQ(explain_line(on, off), "");
+}
+
 TEST(Report, HeadAndRowsAlign) {
   for (const bool arms : {false, true}) {
     for (const bool metrics : {false, true}) {
