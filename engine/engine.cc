@@ -270,7 +270,11 @@ void Engine::Impl::compute() {
     const int num_top = jobs.at(sample.request).request.num_logprobs;
     for (Chosen& one : chosen[i]) one.logprobs.top.reserve(static_cast<std::size_t>(std::max(num_top, 0)));
   }
-  runner.forward(plan, {batch.tokens, batch.positions, batch.token_slots, batch.copies, logit_rows});
+  Fallback fallback{[this]() -> const Plan& { return planner.flat_plan(batch); }};
+  if (options.inject_cascade_failure) {
+    fallback.inject = [this](int layer) { return options.inject_cascade_failure(last.step, layer); };
+  }
+  runner.forward(plan, {batch.tokens, batch.positions, batch.token_slots, batch.copies, logit_rows}, fallback);
   runner.logits([this](int first, int count, const float* logits) { sample(first, count, logits); });
 }
 
@@ -426,6 +430,7 @@ void Engine::Impl::record(double step_seconds) {
   const ForwardStats& forward = runner.stats();
   last.plan = planner.last().stats();
   last.path = forward.path;
+  last.cascade_error = forward.cascade_error;
   last.isa = forward.isa;
   last.kv_bytes_read = forward.kv_bytes_read;
   last.kv_bytes_flat = last.plan.kv_bytes_flat * layers;
@@ -434,6 +439,7 @@ void Engine::Impl::record(double step_seconds) {
   last.append_seconds = forward.append_seconds;
   last.product_seconds = forward.product_seconds;
   sums.cascade_steps += forward.path == Path::cascade ? 1 : 0;
+  sums.cascade_failures += forward.cascade_error.empty() ? 0 : 1;
   sums.computed_tokens += batch.prefill_rows;
   sums.kv_bytes_read += last.kv_bytes_read;
   sums.kv_bytes_flat += last.kv_bytes_flat;

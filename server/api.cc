@@ -92,12 +92,6 @@ ApiError error_of(int status, std::string_view message) {
   return error;
 }
 
-std::string error_json(const ApiError& error) {
-  const auto text_or_null = [](const std::string& text) { return text.empty() ? "null" : json_string(text); };
-  return "{\"error\":{\"message\":" + json_string(error.message) + ",\"type\":" + json_string(error.type) +
-         ",\"param\":" + text_or_null(error.param) + ",\"code\":" + text_or_null(error.code) + "}}";
-}
-
 Api::Api(ApiOptions options, EngineLoop& loop, Metrics& metrics, Log& log)
     : options_(std::move(options)),
       loop_(loop),

@@ -175,6 +175,7 @@ void Metrics::on_step(const engine::Engine& engine) {
       m.members.Increment(layers * static_cast<double>(step.plan.member_sequences));
     }
   }
+  if (!step.cascade_error.empty()) m.failures.Increment();
   grow(m.prompt_tokens, sums.prompt_tokens, m.before.prompt_tokens);
   grow(m.cached_tokens, sums.cached_prompt_tokens, m.before.cached_prompt_tokens);
   grow(m.computed_tokens, sums.computed_tokens, m.before.computed_tokens);

@@ -35,6 +35,7 @@ struct Server::Impl {
   bool drained = true;
   std::exception_ptr failure;
   bool announced[2] = {false, false};  // by path; the engine thread's
+  bool announced_failure = false;      // so is this
 };
 
 HttpHandler Server::Impl::handler() {
@@ -72,6 +73,10 @@ EngineLoopHooks Server::Impl::hooks() {
 void Server::Impl::on_step(const engine::Engine& engine) {
   metrics.on_step(engine);
   const engine::StepStats& step = engine.last_step();
+  if (!step.cascade_error.empty() && !announced_failure) {
+    announced_failure = true;
+    log->warn("cascade_failed", {{"step", step.step}, {"error", step.cascade_error}, {"instead", std::string("flat")}});
+  }
   const auto path = static_cast<std::size_t>(step.path);
   if (step.decode_rows == 0 || step.prefill_rows > 0 || announced[path]) return;
   announced[path] = true;

@@ -362,5 +362,19 @@ TEST(Server, ForestShowsTheLastStep) {
   EXPECT_LT(forest.at("kv_bytes_read"), forest.at("kv_bytes_flat"));
 }
 
+TEST(Server, AFailedCascadeIsCountedAndChangesNoToken) {
+  engine::EngineOptions engine = tiny_options();
+  engine.plan.cascade = CascadeSwitch::on;
+  const json body = with(completion_of(std::string(100, 'd')), {{"n", 4}});
+  TestServer sound({}, engine);
+  const json expected = sound.client().post("/v1/completions", body).json().at("choices");
+  engine.inject_cascade_failure = [](std::int64_t, int layer) { return layer == 1; };
+  TestServer failing({}, engine);
+  EXPECT_EQ(failing.client().post("/v1/completions", body).json().at("choices"), expected);
+  const std::string text = failing.client().get("/metrics").body;
+  EXPECT_NE(text.find("headwater_cascade_failures_total 11\n"), std::string::npos) << "one a decode step";
+  EXPECT_NE(text.find("headwater_decode_launches_total{path=\"cascade\"} 0\n"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace headwater::test
