@@ -227,8 +227,8 @@ void Engine::Impl::step(std::vector<Event>& events) {
   requests.clear();
   for (const ScheduledSample& scheduled : batch.samples) {
     const Sample& sample = *scheduled.sample;
-    requests.push_back({sample.request, jobs.at(sample.request).request.tag, sample.index, sample.prompt_len, scheduled.begin + scheduled.num_rows,
-                        scheduled.num_rows});
+    requests.push_back({sample.request, jobs.at(sample.request).request.tag, sample.index, sample.prompt_len,
+                        scheduled.begin + scheduled.num_rows, scheduled.num_rows});
   }
   if (!batch.samples.empty()) {
     try {
@@ -274,8 +274,14 @@ void Engine::Impl::compute() {
   if (options.inject_cascade_failure) {
     fallback.inject = [this](int layer) { return options.inject_cascade_failure(last.step, layer); };
   }
+  const auto forward_begin = Clock::now();
   runner.forward(plan, {batch.tokens, batch.positions, batch.token_slots, batch.copies, logit_rows}, fallback);
-  runner.logits([this](int first, int count, const float* logits) { sample(first, count, logits); });
+  runner.logits([this](int first, int count, const float* logits) {
+    const auto sample_begin = Clock::now();
+    sample(first, count, logits);
+    last.sample_seconds += seconds_since(sample_begin);
+  });
+  last.forward_seconds = seconds_since(forward_begin) - last.sample_seconds;
 }
 
 /// Adds the rows of a scheduled sample whose logits are wanted.
@@ -311,7 +317,8 @@ void Engine::Impl::sample_row(std::size_t row, std::span<const float> logits, Sa
   const std::span<const float> adjusted = adjusted_logits(logits, request.sampling, generated, memory);
   for (std::size_t fork = 0; fork < chosen[row].size(); ++fork) {
     Chosen& one = chosen[row][fork];
-    one.token = sample_token(adjusted, request.sampling, sample.index + static_cast<int>(fork), wanted.position, memory);
+    one.token =
+        sample_token(adjusted, request.sampling, sample.index + static_cast<int>(fork), wanted.position, memory);
     if (request.num_logprobs >= 0) token_logprobs(logits, one.token, request.num_logprobs, one.logprobs, memory);
   }
 }

@@ -77,6 +77,8 @@ struct StepStats {
   double attention_seconds = 0;  ///< attention runs, appends excluded
   double append_seconds = 0;     ///< writing keys and values into the cache
   double product_seconds = 0;    ///< matrix products
+  double forward_seconds = 0;    ///< the whole forward pass: these and the small operations between them
+  double sample_seconds = 0;     ///< choosing tokens from logits
   double step_seconds = 0;       ///< everything, sampling included
 };
 
@@ -94,7 +96,7 @@ struct StepRequest {
 struct EngineStats {
   std::int64_t steps = 0;
   std::int64_t cascade_steps = 0;
-  std::int64_t cascade_failures = 0;  ///< steps in which a cascade launch failed
+  std::int64_t cascade_failures = 0;      ///< steps in which a cascade launch failed
   std::int64_t prompt_tokens = 0;         ///< of accepted requests
   std::int64_t cached_prompt_tokens = 0;  ///< of those, adopted instead of computed
   std::int64_t computed_tokens = 0;       ///< prompt rows computed

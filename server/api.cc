@@ -120,7 +120,8 @@ std::optional<HttpResponse> Api::check(const HttpHead& head) const {
   }
   if (!known) return refuse({404, "invalid_request_error", "no such path: " + head.path, "", "not_found"});
   if (route == nullptr) {
-    return refuse({405, "invalid_request_error", head.path + " does not take " + head.method, "", "method_not_allowed"});
+    return refuse(
+        {405, "invalid_request_error", head.path + " does not take " + head.method, "", "method_not_allowed"});
   }
   if (route->access == Access::keyed && !options_.api_key.empty()) {
     constexpr std::string_view kBearer = "Bearer ";
@@ -146,7 +147,8 @@ void Api::handle(HttpRequest request, const std::shared_ptr<Exchange>& exchange)
   if (request.path == "/v1/completions") return generate(Endpoint::completions, std::move(request), exchange);
   if (request.path == "/health") return respond(exchange, HttpResponse{200, "{\"status\":\"ok\"}"});
   if (request.path == "/ready") {
-    if (draining_) return respond(exchange, {503, "server_error", "the server is shutting down", "", "shutting_down", 5});
+    if (draining_)
+      return respond(exchange, {503, "server_error", "the server is shutting down", "", "shutting_down", 5});
     if (served_ == nullptr) {
       return respond(exchange, {503, "server_error", "the model is being loaded", "", "not_ready", 2});
     }

@@ -24,7 +24,7 @@ namespace headwater::server {
 struct ApiOptions {
   std::string api_key;  ///< empty: anybody may ask
   ParseLimits limits;
-  std::string page;     ///< HTML of the page at /
+  std::string page;  ///< HTML of the page at /
 };
 
 class Api {
@@ -88,8 +88,8 @@ class Api {
   Log& log_;
   HttpServer* http_ = nullptr;
   std::shared_ptr<const ServedModel> served_;
-  std::int64_t started_;      ///< seconds since 1970
-  std::uint64_t id_key_;      ///< random: ids of two runs differ
+  std::int64_t started_;  ///< seconds since 1970
+  std::uint64_t id_key_;  ///< random: ids of two runs differ
   std::uint64_t next_number_ = 1;
   bool draining_ = false;
   std::unordered_map<std::uint64_t, std::unique_ptr<Generation>> generations_;  ///< by number

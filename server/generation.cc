@@ -1,5 +1,5 @@
-// The way of a generation request through the server; see api.h. Its prompts have one ticket each: the request's number,
-// its endpoint and the prompt's index in one integer, so that an id can be told from a ticket alone.
+// The way of a generation request through the server; see api.h. Its prompts have one ticket each: the request's
+// number, its endpoint and the prompt's index in one integer, so that an id can be told from a ticket alone.
 #include <fmt/format.h>
 
 #include <utility>

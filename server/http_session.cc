@@ -78,20 +78,20 @@ void Session::next_request() {
 void Session::pump() {
   if (pumping_ || state_ == State::closed || buffer_.size() > 0) return;
   pumping_ = true;
-  socket_.async_read_some(buffer_.prepare(kReadBytes), [self = shared_from_this()](const ErrorCode& error,
-                                                                                   std::size_t count) {
-    self->pumping_ = false;
-    if (self->state_ == State::closed) return;
-    self->buffer_.commit(count);
-    if (self->state_ == State::lingering) {
-      self->lingered_ += count;
-      self->buffer_.consume(count);
-      if (error || self->lingered_ > kMostLingered) return self->close();
-      return self->pump();
-    }
-    if (error) return self->gone();
-    if (self->state_ == State::idle) self->read_head();
-  });
+  socket_.async_read_some(buffer_.prepare(kReadBytes),
+                          [self = shared_from_this()](const ErrorCode& error, std::size_t count) {
+                            self->pumping_ = false;
+                            if (self->state_ == State::closed) return;
+                            self->buffer_.commit(count);
+                            if (self->state_ == State::lingering) {
+                              self->lingered_ += count;
+                              self->buffer_.consume(count);
+                              if (error || self->lingered_ > kMostLingered) return self->close();
+                              return self->pump();
+                            }
+                            if (error) return self->gone();
+                            if (self->state_ == State::idle) self->read_head();
+                          });
 }
 
 void Session::read_head() {

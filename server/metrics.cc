@@ -75,6 +75,9 @@ struct Metrics::Impl {
   Counter& attention_seconds = counter("headwater_attention_seconds_total", "Time in attention, appends excluded");
   Counter& append_seconds = counter("headwater_append_seconds_total", "Time in writing keys and values to the cache");
   Counter& product_seconds = counter("headwater_product_seconds_total", "Time in matrix products");
+  Counter& forward_seconds = counter("headwater_forward_seconds_total",
+                                     "Time in forward passes: products, attention, appends, what is between");
+  Counter& sample_seconds = counter("headwater_sample_seconds_total", "Time in choosing tokens from logits");
   Counter& io_seconds =
       counter("headwater_io_cpu_seconds_total", "Processor time of the thread that serves the connections");
 
@@ -90,7 +93,8 @@ struct Metrics::Impl {
   Gauge& queue = gauge("headwater_requests_pending", "Requests accepted and not finished");
 
   // KV cache.
-  Family<Gauge>& pages = gauges("headwater_kv_pages", "Pages of the KV cache: used by samples, cached for later prompts only, free");
+  Family<Gauge>& pages =
+      gauges("headwater_kv_pages", "Pages of the KV cache: used by samples, cached for later prompts only, free");
   Gauge& pages_used = pages.Add({{"state", "used"}});
   Gauge& pages_cached = pages.Add({{"state", "cached"}});
   Gauge& pages_free = pages.Add({{"state", "free"}});
@@ -99,10 +103,9 @@ struct Metrics::Impl {
   Counter& evictions = counter("headwater_prefix_cache_evicted_pages_total", "Pages evicted from the prefix cache");
 
   // Requests.
-  Histogram& first_token = histogram("headwater_time_to_first_token_seconds",
-                                     "From a request's last byte to its first token", kFirstToken);
-  Histogram& token_gap =
-      histogram("headwater_inter_token_seconds", "Between two tokens of a sample", kTokenGap);
+  Histogram& first_token =
+      histogram("headwater_time_to_first_token_seconds", "From a request's last byte to its first token", kFirstToken);
+  Histogram& token_gap = histogram("headwater_inter_token_seconds", "Between two tokens of a sample", kTokenGap);
   Histogram& whole = histogram("headwater_request_seconds", "From a request's last byte to its last token", kWhole);
   Family<Counter>& requests =
       counters("headwater_requests_total",
@@ -165,6 +168,8 @@ void Metrics::on_step(const engine::Engine& engine) {
   m.attention_seconds.Increment(step.attention_seconds);
   m.append_seconds.Increment(step.append_seconds);
   m.product_seconds.Increment(step.product_seconds);
+  m.forward_seconds.Increment(step.forward_seconds);
+  m.sample_seconds.Increment(step.sample_seconds);
   m.kv_read.Increment(static_cast<double>(step.kv_bytes_read));
   grow(m.kv_saved, step.kv_bytes_flat, step.kv_bytes_read);
   if (step.decode_rows > 0) {

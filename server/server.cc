@@ -14,7 +14,10 @@ namespace headwater::server {
 
 struct Server::Impl {
   Impl(ServerOptions options_in, Load load_in, std::shared_ptr<Log> log_in)
-      : options(std::move(options_in)), load(std::move(load_in)), log(std::move(log_in)), http(options.http, handler()) {
+      : options(std::move(options_in)),
+        load(std::move(load_in)),
+        log(std::move(log_in)),
+        http(options.http, handler()) {
     metrics.set_cascade_off(options.cascade_off);
     if (!options.cascade_off.empty()) log->info("cascade_off", {{"reason", options.cascade_off}});
   }

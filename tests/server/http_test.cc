@@ -195,7 +195,8 @@ TEST(Server, EchoTellsThePromptToo) {
   TestServer server;
   Client client = server.client();
   const json plain = client.post("/v1/completions", with(completion_of("the echo"), {{"logprobs", 1}})).json();
-  const Reply reply = client.post("/v1/completions", with(completion_of("the echo"), {{"echo", true}, {"logprobs", 1}}));
+  const Reply reply =
+      client.post("/v1/completions", with(completion_of("the echo"), {{"echo", true}, {"logprobs", 1}}));
   const json echo = reply.json();
   EXPECT_EQ(echo.at("choices").at(0).at("text").get<std::string>(),
             "the echo" + plain.at("choices").at(0).at("text").get<std::string>());
@@ -212,9 +213,10 @@ TEST(Server, EchoTellsThePromptToo) {
   }
   EXPECT_EQ(spelled, "the echo");
   // Scoring alone: nothing is generated.
-  const json score =
-      client.post("/v1/completions", with(completion_of("the echo"), {{"echo", true}, {"logprobs", 1}, {"max_tokens", 0}}))
-          .json();
+  const json score = client
+                         .post("/v1/completions",
+                               with(completion_of("the echo"), {{"echo", true}, {"logprobs", 1}, {"max_tokens", 0}}))
+                         .json();
   EXPECT_EQ(score.at("choices").at(0).at("text"), "the echo");
   EXPECT_EQ(score.at("choices").at(0).at("logprobs").at("tokens").size(), prompt_tokens);
 }
@@ -340,8 +342,7 @@ TEST(Server, ForestShowsTheLastStep) {
   EXPECT_EQ(before.at("step"), 0);
   EXPECT_TRUE(before.at("requests").empty());
   const std::string document(100, 'd');
-  const json answer =
-      client.post("/v1/completions", with(completion_of(document + "a"), {{"n", 4}})).json();
+  const json answer = client.post("/v1/completions", with(completion_of(document + "a"), {{"n", 4}})).json();
   const json forest = client.get("/v1/headwater/forest").json();
   EXPECT_EQ(forest.at("path"), "cascade");
   EXPECT_EQ(forest.at("num_requests"), 4);
