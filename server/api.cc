@@ -92,8 +92,9 @@ ApiError error_of(int status, std::string_view message) {
   return error;
 }
 
-Api::Api(ApiOptions options, EngineLoop& loop, Metrics& metrics, Log& log)
+Api::Api(ApiOptions options, HttpServer& http, EngineLoop& loop, Metrics& metrics, Log& log)
     : options_(std::move(options)),
+      http_(http),
       loop_(loop),
       metrics_(metrics),
       log_(log),
@@ -177,14 +178,14 @@ void Api::run_on_worker(const std::shared_ptr<Exchange>& exchange, std::function
     } catch (const std::exception& error) {
       response = response_of({500, "server_error", error.what()});
     }
-    http_->post([this, exchange, response = std::move(response)]() mutable { respond(exchange, std::move(response)); });
+    http_.post([this, exchange, response = std::move(response)]() mutable { respond(exchange, std::move(response)); });
   });
 }
 
 void Api::forest(const std::shared_ptr<Exchange>& exchange) {
   const bool asked = loop_.inspect([this, exchange](const engine::Engine& engine) {
     auto snapshot = std::make_shared<const ForestSnapshot>(take_forest(engine));
-    http_->post([this, exchange, snapshot] {
+    http_.post([this, exchange, snapshot] {
       run_on_worker(exchange, [this, snapshot] {
         return forest_json(*snapshot, [this](std::uint64_t tag) { return id_of(tag); });
       });
@@ -203,9 +204,8 @@ void Api::respond(const std::shared_ptr<Exchange>& exchange, const ApiError& err
 }
 
 HttpResponse Api::metrics_page() {
-  metrics_.set_queue_length(loop_.num_pending());
-  metrics_.set_http(http_->stats(), thread_cpu_seconds(), log_.num_lost());
-  return {200, metrics_.text(), std::string(Metrics::kContentType)};
+  const Metrics::Elsewhere elsewhere{loop_.num_pending(), thread_cpu_seconds(), log_.num_lost()};
+  return {200, metrics_.text(http_.stats(), elsewhere), std::string(Metrics::kContentType)};
 }
 
 HttpResponse Api::start_page() const {

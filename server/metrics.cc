@@ -8,8 +8,6 @@
 #include <prometheus/text_serializer.h>
 
 #include <chrono>
-#include <mutex>
-#include <set>
 #include <sstream>
 
 #include "engine/model.h"
@@ -145,13 +143,14 @@ void grow(Counter& counter, T now, T before) {
 
 }  // namespace
 
-Metrics::Metrics() : impl_(std::make_unique<Impl>()) {
+Metrics::Metrics(std::string_view cascade_off) : impl_(std::make_unique<Impl>()) {
   prometheus::BuildGauge()
       .Name("headwater_build_info")
       .Help("1; the label names the version")
       .Register(impl_->registry)
       .Add({{"version", version()}})
       .Set(1);
+  if (!cascade_off.empty()) impl_->cascade_off.Add({{"reason", std::string(cascade_off)}}).Set(1);
 }
 
 Metrics::~Metrics() = default;
@@ -202,10 +201,6 @@ void Metrics::on_idle(const engine::Engine& engine) {
   impl_->count_pages(engine);
 }
 
-void Metrics::set_cascade_off(std::string_view reason) {
-  if (!reason.empty()) impl_->cascade_off.Add({{"reason", std::string(reason)}}).Set(1);
-}
-
 void Metrics::on_first_token(double seconds) {
   impl_->first_token.Observe(seconds);
 }
@@ -222,23 +217,17 @@ void Metrics::on_response(int status) {
   impl_->responses.Add({{"status", std::to_string(status)}}).Increment();
 }
 
-void Metrics::set_queue_length(std::size_t requests) {
-  impl_->queue.Set(static_cast<double>(requests));
-}
-
-void Metrics::set_http(const HttpStats& stats, double io_cpu_seconds, std::uint64_t lost_log_lines) {
+std::string Metrics::text(const HttpStats& http, const Elsewhere& elsewhere) {
   Impl& m = *impl_;
-  m.connections.Set(static_cast<double>(stats.connections));
-  grow(m.turned_away, static_cast<double>(stats.turned_away), m.turned_away.Value());
-  grow(m.timed_out, static_cast<double>(stats.timed_out), m.timed_out.Value());
-  grow(m.dropped_slow, static_cast<double>(stats.dropped_slow), m.dropped_slow.Value());
-  grow(m.io_seconds, io_cpu_seconds, m.io_seconds.Value());
-  grow(m.lost_lines, static_cast<double>(lost_log_lines), m.lost_lines.Value());
-}
-
-std::string Metrics::text() const {
+  m.queue.Set(static_cast<double>(elsewhere.pending_requests));
+  m.connections.Set(static_cast<double>(http.connections));
+  grow(m.turned_away, static_cast<double>(http.turned_away), m.turned_away.Value());
+  grow(m.timed_out, static_cast<double>(http.timed_out), m.timed_out.Value());
+  grow(m.dropped_slow, static_cast<double>(http.dropped_slow), m.dropped_slow.Value());
+  grow(m.io_seconds, elsewhere.io_cpu_seconds, m.io_seconds.Value());
+  grow(m.lost_lines, static_cast<double>(elsewhere.lost_log_lines), m.lost_lines.Value());
   std::ostringstream out;
-  prometheus::TextSerializer().Serialize(out, impl_->registry.Collect());
+  prometheus::TextSerializer().Serialize(out, m.registry.Collect());
   return out.str();
 }
 

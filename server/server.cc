@@ -17,8 +17,8 @@ struct Server::Impl {
       : options(std::move(options_in)),
         load(std::move(load_in)),
         log(std::move(log_in)),
+        metrics(options.cascade_off),
         http(options.http, handler()) {
-    metrics.set_cascade_off(options.cascade_off);
     if (!options.cascade_off.empty()) log->info("cascade_off", {{"reason", options.cascade_off}});
   }
 
@@ -128,9 +128,8 @@ Server::Ended Server::run(bool handle_signals) {
     return engine;
   };
   s.loop = std::make_unique<EngineLoop>(make_engine, s.hooks(), s.options.loop);
-  s.api = std::make_unique<Api>(ApiOptions{s.options.api_key, s.options.limits, std::string(start_page())}, *s.loop,
-                                s.metrics, *s.log);
-  s.api->attach(s.http);
+  s.api = std::make_unique<Api>(ApiOptions{s.options.api_key, s.options.limits, std::string(start_page())}, s.http,
+                                *s.loop, s.metrics, *s.log);
   if (handle_signals) s.http.watch_signals([&s](int) { s.shut_down(); });
   s.log->info("listening", {{"address", s.http.address()}});
   s.http.run();

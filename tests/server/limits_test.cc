@@ -202,6 +202,29 @@ TEST(ServerLimits, ThousandsOfConnectionsOpenedAndDropped) {
   EXPECT_EQ(metric(server, "headwater_http_connections"), 1);
 }
 
+TEST(ServerLimits, TwoHundredFiftySixStreamsAtOnce) {
+  engine::EngineOptions engine = tiny_options();
+  engine.num_pages = 8192;
+  TestServer server({}, engine);
+  std::vector<Client> clients;
+  for (int i = 0; i < 256; ++i) {
+    clients.push_back(server.client());
+    clients.back().send(Client::request_text(
+        "POST", "/v1/completions", with(long_stream(64), {{"prompt", "number " + std::to_string(i)}}).dump()));
+  }
+  for (Client& client : clients) {
+    ASSERT_EQ(client.read_head().status, 200);
+    ASSERT_FALSE(client.read_chunk().empty());
+  }
+  for (Client& client : clients) {
+    std::string last;
+    for (std::string chunk; !(chunk = client.read_chunk()).empty();) last = chunk;
+    EXPECT_TRUE(last.ends_with("data: [DONE]\n\n"));
+  }
+  server.expect_nothing_leaked();
+  EXPECT_EQ(metric(server, "headwater_requests_total{endpoint=\"completions\",outcome=\"length\"}"), 256);
+}
+
 TEST(ServerLimits, KeepAlivePipeliningAndOldClients) {
   TestServer server;
   Client client = server.client();
