@@ -77,8 +77,7 @@ server::Loaded load(const ServeFlags& flags, const engine::EngineOptions& option
   server::Loaded loaded;
   loaded.engine = options;
   loaded.served.model = engine::load_model(path, model_options);
-  loaded.served.name =
-      flags.served_name.empty() ? std::filesystem::path(path).stem().string() : flags.served_name;
+  loaded.served.name = flags.served_name.empty() ? std::filesystem::path(path).stem().string() : flags.served_name;
   loaded.served.system = flags.system;
   std::optional<std::string_view> forced;
   if (!flags.chat_template.empty()) forced = flags.chat_template;
@@ -99,7 +98,8 @@ int serve(const ServeFlags& flags) {
   const std::string path = model_path(flags);
   const auto log = std::make_shared<server::Log>(
       flags.log_file, flags.log_format == "json" ? server::LogFormat::json : server::LogFormat::text);
-  server::Server server(server_options(flags, options.plan), [&] { return load(flags, options, path, *log); }, log);
+  server::Server server(
+      server_options(flags, options.plan), [&] { return load(flags, options, path, *log); }, log);
   return server.run(true) == server::Server::Ended::drained ? kOk : kInterrupted;
 }
 
@@ -122,7 +122,9 @@ void add_limits(CLI::App& command, ServeFlags& flags) {
   command.add_option("--max-header-kib", flags.max_header_kib, "longest request header, KiB")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command.add_option("--max-output-kib", flags.max_output_kib, "of a stream that its client has not read; then it is dropped")
+  command
+      .add_option("--max-output-kib", flags.max_output_kib,
+                  "of a stream that its client has not read; then it is dropped")
       ->check(CLI::Range(16, 1 << 20))
       ->capture_default_str();
   const CLI::Range seconds(0.01, 1e6);
@@ -148,9 +150,11 @@ void add_serve(CLI::App& app, Action& action) {
   command.add_option("--host", flags->host, "address to listen on; 0.0.0.0: every one of this machine")
       ->capture_default_str();
   command.add_option("--port", flags->port, "0: any free one, told in the log")->capture_default_str();
-  command.add_option("--api-key", flags->api_key,
-                     "clients must send it (Authorization: Bearer KEY); HEADWATER_API_KEY keeps it out of the process list");
-  command.add_option("--served-model-name", flags->served_name, "what requests call the model; default: the file's name");
+  command.add_option(
+      "--api-key", flags->api_key,
+      "clients must send it (Authorization: Bearer KEY); HEADWATER_API_KEY keeps it out of the process list");
+  command.add_option("--served-model-name", flags->served_name,
+                     "what requests call the model; default: the file's name");
   flags->add_to(command);
   add_limits(command, *flags);
   command.add_option("--log-file", flags->log_file, "default: standard error");
@@ -168,7 +172,8 @@ void add_serve(CLI::App& app, Action& action) {
       "Environment: HEADWATER_CASCADE_ATTENTION (--cascade), HEADWATER_CASCADE_MIN_SHARED_PAGES (--min-shared-pages), "
       "HEADWATER_CASCADE_MIN_MEMBERS (--min-members), HEADWATER_API_KEY (--api-key); read once; flags win.\n"
       "SIGTERM or Ctrl-C: no new requests, those under way are finished, then it ends; a second one ends it at once.\n"
-      "Exit codes: 0 ended after draining, 2 wrong usage, 3 unusable model or address, 4 not supported here, 130 ended at "
+      "Exit codes: 0 ended after draining, 2 wrong usage, 3 unusable model or address, 4 not supported here, 130 ended "
+      "at "
       "once.");
   command.callback([flags, &action] { action = [flags] { return serve(*flags); }; });
 }

@@ -35,11 +35,15 @@ void EngineFlags::add_to(CLI::App& command) {
   command.add_option("--threads", threads, "workers; 0: all processors that this process may use")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  command.add_option("--page-size", page_size, "tokens in a KV page")->check(CLI::Range(1, 1024))->capture_default_str();
+  command.add_option("--page-size", page_size, "tokens in a KV page")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
   command.add_option("--kv-dtype", kv_dtype, "type of the KV cache: bf16, f16 or f32")
       ->check(CLI::IsMember({"bf16", "f16", "f32", "fp16", "fp32"}))
       ->capture_default_str();
-  command.add_option("--kv-mib", kv_mib, "size of the KV cache, MiB")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  command.add_option("--kv-mib", kv_mib, "size of the KV cache, MiB")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
   command.add_option("--max-step-tokens", max_step_tokens, "tokens computed in one step at most")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

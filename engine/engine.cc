@@ -227,8 +227,8 @@ void Engine::Impl::step(std::vector<Event>& events) {
   requests.clear();
   for (const ScheduledSample& scheduled : batch.samples) {
     const Sample& sample = *scheduled.sample;
-    requests.push_back({sample.request, jobs.at(sample.request).request.tag, sample.index, sample.prompt_len, scheduled.begin + scheduled.num_rows,
-                        scheduled.num_rows});
+    requests.push_back({sample.request, jobs.at(sample.request).request.tag, sample.index, sample.prompt_len,
+                        scheduled.begin + scheduled.num_rows, scheduled.num_rows});
   }
   if (!batch.samples.empty()) {
     try {
@@ -270,8 +270,18 @@ void Engine::Impl::compute() {
     const int num_top = jobs.at(sample.request).request.num_logprobs;
     for (Chosen& one : chosen[i]) one.logprobs.top.reserve(static_cast<std::size_t>(std::max(num_top, 0)));
   }
-  runner.forward(plan, {batch.tokens, batch.positions, batch.token_slots, batch.copies, logit_rows});
-  runner.logits([this](int first, int count, const float* logits) { sample(first, count, logits); });
+  Fallback fallback{[this]() -> const Plan& { return planner.flat_plan(batch); }};
+  if (options.inject_cascade_failure) {
+    fallback.inject = [this](int layer) { return options.inject_cascade_failure(last.step, layer); };
+  }
+  const auto forward_begin = Clock::now();
+  runner.forward(plan, {batch.tokens, batch.positions, batch.token_slots, batch.copies, logit_rows}, fallback);
+  runner.logits([this](int first, int count, const float* logits) {
+    const auto sample_begin = Clock::now();
+    sample(first, count, logits);
+    last.sample_seconds += seconds_since(sample_begin);
+  });
+  last.forward_seconds = seconds_since(forward_begin) - last.sample_seconds;
 }
 
 /// Adds the rows of a scheduled sample whose logits are wanted.
@@ -307,7 +317,8 @@ void Engine::Impl::sample_row(std::size_t row, std::span<const float> logits, Sa
   const std::span<const float> adjusted = adjusted_logits(logits, request.sampling, generated, memory);
   for (std::size_t fork = 0; fork < chosen[row].size(); ++fork) {
     Chosen& one = chosen[row][fork];
-    one.token = sample_token(adjusted, request.sampling, sample.index + static_cast<int>(fork), wanted.position, memory);
+    one.token =
+        sample_token(adjusted, request.sampling, sample.index + static_cast<int>(fork), wanted.position, memory);
     if (request.num_logprobs >= 0) token_logprobs(logits, one.token, request.num_logprobs, one.logprobs, memory);
   }
 }
@@ -426,6 +437,7 @@ void Engine::Impl::record(double step_seconds) {
   const ForwardStats& forward = runner.stats();
   last.plan = planner.last().stats();
   last.path = forward.path;
+  last.cascade_error = forward.cascade_error;
   last.isa = forward.isa;
   last.kv_bytes_read = forward.kv_bytes_read;
   last.kv_bytes_flat = last.plan.kv_bytes_flat * layers;
@@ -434,6 +446,7 @@ void Engine::Impl::record(double step_seconds) {
   last.append_seconds = forward.append_seconds;
   last.product_seconds = forward.product_seconds;
   sums.cascade_steps += forward.path == Path::cascade ? 1 : 0;
+  sums.cascade_failures += forward.cascade_error.empty() ? 0 : 1;
   sums.computed_tokens += batch.prefill_rows;
   sums.kv_bytes_read += last.kv_bytes_read;
   sums.kv_bytes_flat += last.kv_bytes_flat;

@@ -55,6 +55,8 @@ struct EngineOptions {
   PlanOptions plan;                   ///< policy, cascade switch, batch_invariant; mask fields are the model's
   DeviceModel device = DeviceModel::default_cpu();
   std::optional<Isa> isa;  ///< force an attention kernel; default: the best
+  /// For tests: true lets the cascade launch of that layer of that step fail.
+  std::function<bool(std::int64_t step, int layer)> inject_cascade_failure;
 };
 
 /// What a step did. Bytes of K and V are summed over all layers.
@@ -66,6 +68,7 @@ struct StepStats {
   int preempted = 0;      ///< samples sent back to the queue for want of pages
   PlanStats plan;         ///< of one layer
   Path path = Path::flat;
+  std::string cascade_error;  ///< not empty: a cascade launch failed and flat ones took its place; path is then flat
   Isa isa = Isa::scalar;
   std::int64_t kv_bytes_read = 0;    ///< read by the executed work items
   std::int64_t kv_bytes_flat = 0;    ///< what flat attention reads
@@ -74,6 +77,8 @@ struct StepStats {
   double attention_seconds = 0;  ///< attention runs, appends excluded
   double append_seconds = 0;     ///< writing keys and values into the cache
   double product_seconds = 0;    ///< matrix products
+  double forward_seconds = 0;    ///< the whole forward pass: these and the small operations between them
+  double sample_seconds = 0;     ///< choosing tokens from logits
   double step_seconds = 0;       ///< everything, sampling included
 };
 
@@ -91,6 +96,7 @@ struct StepRequest {
 struct EngineStats {
   std::int64_t steps = 0;
   std::int64_t cascade_steps = 0;
+  std::int64_t cascade_failures = 0;      ///< steps in which a cascade launch failed
   std::int64_t prompt_tokens = 0;         ///< of accepted requests
   std::int64_t cached_prompt_tokens = 0;  ///< of those, adopted instead of computed
   std::int64_t computed_tokens = 0;       ///< prompt rows computed

@@ -42,7 +42,7 @@ struct Request {
   std::vector<std::int32_t> stop_tokens{};  ///< ends a sample; besides the model's own end-of-sequence token
   bool ignore_eos = false;                  ///< go on after the model's end-of-sequence token
   std::uint64_t salt = 0;                   ///< requests with different salts never share cached pages
-  std::uint64_t tag = 0;         ///< the caller's own name for it, told again in StepRequest
+  std::uint64_t tag = 0;                    ///< the caller's own name for it, told again in StepRequest
   int num_logprobs = -1;         ///< events tell the log probabilities of the token and of so many likeliest; -1: none
   bool prompt_logprobs = false;  ///< the same of the prompt's tokens; nothing of it is then taken from the prefix cache
 };
@@ -85,11 +85,11 @@ struct Event {
   std::string text;
   std::optional<FinishReason> finish;
   std::string error;
-  std::size_t held_bytes = 0;  ///< bytes that the sample's tokens spell and that no text has handed out yet; at the end:
-                               ///< that were dropped, a stop string and what came with it
-  std::optional<PlaceLogprobs> logprobs;      ///< of `token`, where they were asked for
-  std::vector<PlaceLogprobs> prompt_logprobs; ///< with sample 0's first token: of the prompt's tokens but its first
-  std::int64_t cached_tokens = 0;  ///< prompt tokens that were adopted when the request was first admitted
+  std::size_t held_bytes = 0;  ///< bytes that the sample's tokens spell and that no text has handed out yet; at the
+                               ///< end: that were dropped, a stop string and what came with it
+  std::optional<PlaceLogprobs> logprobs;       ///< of `token`, where they were asked for
+  std::vector<PlaceLogprobs> prompt_logprobs;  ///< with sample 0's first token: of the prompt's tokens but its first
+  std::int64_t cached_tokens = 0;              ///< prompt tokens that were adopted when the request was first admitted
 };
 
 /// A finished sample.

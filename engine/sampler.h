@@ -25,8 +25,8 @@ struct SamplerScratch {
 [[nodiscard]] std::int32_t sample_token(std::span<const float> logits, const SamplingParams& params,
                                         std::int64_t sample, std::int64_t position, SamplerScratch& scratch);
 
-/// The logits with params' biases and the penalties for `generated`, the tokens that the sample has generated so far: in
-/// scratch, or `logits` itself where nothing changes. Token ids are within the logits.
+/// The logits with params' biases and the penalties for `generated`, the tokens that the sample has generated so far:
+/// in scratch, or `logits` itself where nothing changes. Token ids are within the logits.
 [[nodiscard]] std::span<const float> adjusted_logits(std::span<const float> logits, const SamplingParams& params,
                                                      std::span<const std::int32_t> generated, SamplerScratch& scratch);
 

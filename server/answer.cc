@@ -55,8 +55,7 @@ std::string usage_json(const Usage& usage) {
   return fmt::format(
       "{{\"prompt_tokens\":{},\"completion_tokens\":{},\"total_tokens\":{},\"prompt_tokens_details\":{{"
       "\"cached_tokens\":{}}}}}",
-      usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens + usage.completion_tokens,
-      usage.cached_tokens);
+      usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens + usage.completion_tokens, usage.cached_tokens);
 }
 
 std::string_view object_of(const AnswerSettings& settings) {
@@ -167,7 +166,8 @@ void Answer::tell(Choice& choice, const Told& told) const {
   std::string top;
   bool chosen_told = false;
   for (const TokenLogprob& other : told.logprobs.top) {
-    append_separated(top, json_string(token_name(tokenizer_->bytes_of(other.token))) + ":" + logprob_text(other.logprob));
+    append_separated(top,
+                     json_string(token_name(tokenizer_->bytes_of(other.token))) + ":" + logprob_text(other.logprob));
     chosen_told = chosen_told || other.token == chosen.token;
   }
   if (!chosen_told) append_separated(top, json_string(token_name(bytes)) + ":" + logprob_text(chosen.logprob));
@@ -200,8 +200,7 @@ void Answer::stream_choice(std::size_t index, Choice& choice, std::string_view t
     data += ",\"logprobs\":";
     if (tell && !choice.logprobs.empty()) {
       append_logprobs(choice, data);
-      for (std::string* list :
-           {&choice.logprobs, &choice.token_logprobs, &choice.top_logprobs, &choice.text_offset}) {
+      for (std::string* list : {&choice.logprobs, &choice.token_logprobs, &choice.top_logprobs, &choice.text_offset}) {
         list->clear();
       }
     } else {

@@ -58,20 +58,20 @@ class Answer {
   /// What is told of one token.
   struct Told {
     engine::PlaceLogprobs logprobs;
-    bool first = false;  ///< the prompt's first token: nothing predicts it
+    bool first = false;    ///< the prompt's first token: nothing predicts it
     bool special = false;  ///< it spells nothing in the text
   };
   struct Choice {
-    std::string text;                 ///< not streamed: everything; streamed: empty
-    std::string logprobs;             ///< JSON entries; chat: content; completions: tokens
-    std::string token_logprobs;       ///< completions: the other three arrays
+    std::string text;            ///< not streamed: everything; streamed: empty
+    std::string logprobs;        ///< JSON entries; chat: content; completions: tokens
+    std::string token_logprobs;  ///< completions: the other three arrays
     std::string top_logprobs;
     std::string text_offset;
-    std::int64_t offset = 0;          ///< characters of tokens told
-    std::deque<Told> held;            ///< told of tokens whose text may not be shown yet
-    std::size_t held_bytes = 0;       ///< that they spell
+    std::int64_t offset = 0;     ///< characters of tokens told
+    std::deque<Told> held;       ///< told of tokens whose text may not be shown yet
+    std::size_t held_bytes = 0;  ///< that they spell
     bool begun = false;
-    std::string finish;               ///< JSON string; empty: open
+    std::string finish;  ///< JSON string; empty: open
   };
 
   void begin(std::size_t prompt, Choice& choice, engine::Event& event);

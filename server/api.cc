@@ -92,14 +92,9 @@ ApiError error_of(int status, std::string_view message) {
   return error;
 }
 
-std::string error_json(const ApiError& error) {
-  const auto text_or_null = [](const std::string& text) { return text.empty() ? "null" : json_string(text); };
-  return "{\"error\":{\"message\":" + json_string(error.message) + ",\"type\":" + json_string(error.type) +
-         ",\"param\":" + text_or_null(error.param) + ",\"code\":" + text_or_null(error.code) + "}}";
-}
-
-Api::Api(ApiOptions options, EngineLoop& loop, Metrics& metrics, Log& log)
+Api::Api(ApiOptions options, HttpServer& http, EngineLoop& loop, Metrics& metrics, Log& log)
     : options_(std::move(options)),
+      http_(http),
       loop_(loop),
       metrics_(metrics),
       log_(log),
@@ -126,7 +121,8 @@ std::optional<HttpResponse> Api::check(const HttpHead& head) const {
   }
   if (!known) return refuse({404, "invalid_request_error", "no such path: " + head.path, "", "not_found"});
   if (route == nullptr) {
-    return refuse({405, "invalid_request_error", head.path + " does not take " + head.method, "", "method_not_allowed"});
+    return refuse(
+        {405, "invalid_request_error", head.path + " does not take " + head.method, "", "method_not_allowed"});
   }
   if (route->access == Access::keyed && !options_.api_key.empty()) {
     constexpr std::string_view kBearer = "Bearer ";
@@ -152,7 +148,8 @@ void Api::handle(HttpRequest request, const std::shared_ptr<Exchange>& exchange)
   if (request.path == "/v1/completions") return generate(Endpoint::completions, std::move(request), exchange);
   if (request.path == "/health") return respond(exchange, HttpResponse{200, "{\"status\":\"ok\"}"});
   if (request.path == "/ready") {
-    if (draining_) return respond(exchange, {503, "server_error", "the server is shutting down", "", "shutting_down", 5});
+    if (draining_)
+      return respond(exchange, {503, "server_error", "the server is shutting down", "", "shutting_down", 5});
     if (served_ == nullptr) {
       return respond(exchange, {503, "server_error", "the model is being loaded", "", "not_ready", 2});
     }
@@ -181,14 +178,14 @@ void Api::run_on_worker(const std::shared_ptr<Exchange>& exchange, std::function
     } catch (const std::exception& error) {
       response = response_of({500, "server_error", error.what()});
     }
-    http_->post([this, exchange, response = std::move(response)]() mutable { respond(exchange, std::move(response)); });
+    http_.post([this, exchange, response = std::move(response)]() mutable { respond(exchange, std::move(response)); });
   });
 }
 
 void Api::forest(const std::shared_ptr<Exchange>& exchange) {
   const bool asked = loop_.inspect([this, exchange](const engine::Engine& engine) {
     auto snapshot = std::make_shared<const ForestSnapshot>(take_forest(engine));
-    http_->post([this, exchange, snapshot] {
+    http_.post([this, exchange, snapshot] {
       run_on_worker(exchange, [this, snapshot] {
         return forest_json(*snapshot, [this](std::uint64_t tag) { return id_of(tag); });
       });
@@ -207,9 +204,8 @@ void Api::respond(const std::shared_ptr<Exchange>& exchange, const ApiError& err
 }
 
 HttpResponse Api::metrics_page() {
-  metrics_.set_queue_length(loop_.num_pending());
-  metrics_.set_http(http_->stats(), thread_cpu_seconds(), log_.num_lost());
-  return {200, metrics_.text(), std::string(Metrics::kContentType)};
+  const Metrics::Elsewhere elsewhere{loop_.num_pending(), thread_cpu_seconds(), log_.num_lost()};
+  return {200, metrics_.text(http_.stats(), elsewhere), std::string(Metrics::kContentType)};
 }
 
 HttpResponse Api::start_page() const {

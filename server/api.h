@@ -24,17 +24,16 @@ namespace headwater::server {
 struct ApiOptions {
   std::string api_key;  ///< empty: anybody may ask
   ParseLimits limits;
-  std::string page;     ///< HTML of the page at /
+  std::string page;  ///< HTML of the page at /
 };
 
 class Api {
  public:
-  Api(ApiOptions options, EngineLoop& loop, Metrics& metrics, Log& log);
+  /// All must outlive this object, and `http` the worker's last task (stop_worker).
+  Api(ApiOptions options, HttpServer& http, EngineLoop& loop, Metrics& metrics, Log& log);
   Api(const Api&) = delete;
   Api& operator=(const Api&) = delete;
 
-  /// To be called before any request; the server must outlive this object's work (see stop_worker).
-  void attach(HttpServer& http) { http_ = &http; }
   /// The model is there: requests are served from now on.
   void serve(ServedModel served);
   /// No new generations: 503.
@@ -83,13 +82,13 @@ class Api {
   [[nodiscard]] std::string id_of(Ticket ticket) const;
 
   ApiOptions options_;
+  HttpServer& http_;
   EngineLoop& loop_;
   Metrics& metrics_;
   Log& log_;
-  HttpServer* http_ = nullptr;
   std::shared_ptr<const ServedModel> served_;
-  std::int64_t started_;      ///< seconds since 1970
-  std::uint64_t id_key_;      ///< random: ids of two runs differ
+  std::int64_t started_;  ///< seconds since 1970
+  std::uint64_t id_key_;  ///< random: ids of two runs differ
   std::uint64_t next_number_ = 1;
   bool draining_ = false;
   std::unordered_map<std::uint64_t, std::unique_ptr<Generation>> generations_;  ///< by number

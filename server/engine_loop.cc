@@ -6,9 +6,7 @@
 namespace headwater::server {
 
 EngineLoop::EngineLoop(Factory factory, EngineLoopHooks hooks, EngineLoopOptions options)
-    : hooks_(std::move(hooks)),
-      options_(options),
-      thread_([this, factory = std::move(factory)] { run(factory); }) {}
+    : hooks_(std::move(hooks)), options_(options), thread_([this, factory = std::move(factory)] { run(factory); }) {}
 
 EngineLoop::~EngineLoop() {
   stop();

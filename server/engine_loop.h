@@ -39,10 +39,10 @@ struct EngineLoopOptions {
 
 /// All are called on the loop's thread and must neither block nor throw.
 struct EngineLoopHooks {
-  std::function<void()> on_ready;                              ///< the engine has been made
-  std::function<void(std::exception_ptr)> on_failed;           ///< it could not be made; the thread has ended
-  std::function<void(std::vector<Delivery>)> on_events;        ///< of one step, never empty
-  std::function<void(const engine::Engine&)> on_step;          ///< after every step, before its events
+  std::function<void()> on_ready;                             ///< the engine has been made
+  std::function<void(std::exception_ptr)> on_failed;          ///< it could not be made; the thread has ended
+  std::function<void(std::vector<Delivery>)> on_events;       ///< of one step, never empty
+  std::function<void(const engine::Engine&)> on_step;         ///< after every step, before its events
   std::function<void(const engine::Engine&)> on_idle;         ///< the last work has ended
   std::function<void(const std::string&)> on_internal_error;  ///< a step threw; all requests have been ended
 };

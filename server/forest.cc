@@ -96,27 +96,26 @@ std::string forest_json(const ForestSnapshot& snapshot, const std::function<std:
                         {"rows", request.rows}});
   }
   const engine::StepStats& step = snapshot.step;
-  const nlohmann::ordered_json out = {
-      {"step", step.step},
-      {"path", headwater::name_of(step.path)},
-      {"cascade", name_of(snapshot.cascade)},
-      {"running", snapshot.progress.samples_running},
-      {"waiting", snapshot.progress.samples_waiting},
-      {"num_requests", snapshot.requests.size()},
-      {"requests", requests},
-      {"spans", spans_of(forest, lanes)},
-      {"kv_bytes_read", step.kv_bytes_read},
-      {"kv_bytes_flat", step.kv_bytes_flat},
-      {"kv_bytes_unique", step.kv_bytes_unique},
-      {"decode_rows", step.decode_rows},
-      {"prefill_rows", step.prefill_rows},
-      {"step_seconds", step.step_seconds},
-      {"pages",
-       {{"total", snapshot.pages_total},
-        {"used", snapshot.pages_total - snapshot.pages_cached - snapshot.pages_free},
-        {"cached", snapshot.pages_cached},
-        {"free", snapshot.pages_free}}},
-      {"page_size", snapshot.page_size}};
+  const nlohmann::ordered_json out = {{"step", step.step},
+                                      {"path", headwater::name_of(step.path)},
+                                      {"cascade", name_of(snapshot.cascade)},
+                                      {"running", snapshot.progress.samples_running},
+                                      {"waiting", snapshot.progress.samples_waiting},
+                                      {"num_requests", snapshot.requests.size()},
+                                      {"requests", requests},
+                                      {"spans", spans_of(forest, lanes)},
+                                      {"kv_bytes_read", step.kv_bytes_read},
+                                      {"kv_bytes_flat", step.kv_bytes_flat},
+                                      {"kv_bytes_unique", step.kv_bytes_unique},
+                                      {"decode_rows", step.decode_rows},
+                                      {"prefill_rows", step.prefill_rows},
+                                      {"step_seconds", step.step_seconds},
+                                      {"pages",
+                                       {{"total", snapshot.pages_total},
+                                        {"used", snapshot.pages_total - snapshot.pages_cached - snapshot.pages_free},
+                                        {"cached", snapshot.pages_cached},
+                                        {"free", snapshot.pages_free}}},
+                                      {"page_size", snapshot.page_size}};
   return out.dump();
 }
 

@@ -1,5 +1,5 @@
-// The way of a generation request through the server; see api.h. Its prompts have one ticket each: the request's number,
-// its endpoint and the prompt's index in one integer, so that an id can be told from a ticket alone.
+// The way of a generation request through the server; see api.h. Its prompts have one ticket each: the request's
+// number, its endpoint and the prompt's index in one integer, so that an id can be told from a ticket alone.
 #include <fmt/format.h>
 
 #include <utility>
@@ -64,15 +64,15 @@ void Api::generate(Endpoint endpoint, HttpRequest request, const std::shared_ptr
   worker_->post([this, number, endpoint, served = served_, limits = options_.limits, body = std::move(request.body)] {
     try {
       auto prepared = std::make_shared<PreparedRequest>(prepare_generation(endpoint, body, limits, *served));
-      http_->post([this, number, prepared] { start(number, std::move(*prepared)); });
+      http_.post([this, number, prepared] { start(number, std::move(*prepared)); });
     } catch (const ApiError& error) {
-      http_->post([this, number, error] { fail(number, error); });
+      http_.post([this, number, error] { fail(number, error); });
     } catch (const Error& known) {
       const ApiError error{400, "invalid_request_error", known.what()};
-      http_->post([this, number, error] { fail(number, error); });
+      http_.post([this, number, error] { fail(number, error); });
     } catch (const std::exception& unknown) {
       const ApiError error{500, "server_error", unknown.what()};
-      http_->post([this, number, error] { fail(number, error); });
+      http_.post([this, number, error] { fail(number, error); });
     }
   });
 }

@@ -24,7 +24,7 @@ struct HttpOptions {
   std::size_t max_connections = 1024;
   std::size_t max_header_bytes = 16 << 10;
   std::size_t max_body_bytes = 4 << 20;
-  std::size_t max_output_bytes = 1 << 20;  ///< of a stream, not yet taken by the client; more: it is dropped
+  std::size_t max_output_bytes = 1 << 20;           ///< of a stream, not yet taken by the client; more: it is dropped
   std::chrono::milliseconds read_timeout{30'000};   ///< from the first byte of a request to its last
   std::chrono::milliseconds write_timeout{30'000};  ///< for the client to take any byte of what was written
   std::chrono::milliseconds idle_timeout{75'000};   ///< of a connection without a request
@@ -78,10 +78,10 @@ struct HttpHandler {
 struct HttpStats {
   std::size_t connections = 0;
   std::uint64_t accepted = 0;
-  std::uint64_t turned_away = 0;    ///< above max_connections
-  std::uint64_t timed_out = 0;      ///< closed by a timeout, idle ones apart
-  std::uint64_t dropped_slow = 0;   ///< left too much output lying
-  std::uint64_t refused = 0;        ///< answered 400, 408, 413 or 431 before a handler saw them
+  std::uint64_t turned_away = 0;   ///< above max_connections
+  std::uint64_t timed_out = 0;     ///< closed by a timeout, idle ones apart
+  std::uint64_t dropped_slow = 0;  ///< left too much output lying
+  std::uint64_t refused = 0;       ///< answered 400, 408, 413 or 431 before a handler saw them
 };
 
 class HttpServer {

@@ -1,5 +1,6 @@
 // See http.h. One acceptor, one set of sessions, one clock for all timeouts: a timer of its own for every write would
 // cost more than the write.
+#include <algorithm>
 #include <boost/asio/connect.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -7,7 +8,6 @@
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
-#include <algorithm>
 #include <vector>
 
 #include "headwater/error.h"

@@ -4,10 +4,13 @@
 // does not take what is written.
 #include "server/http_session.h"
 
+#include <fmt/chrono.h>
+
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/string.hpp>
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/status.hpp>
+#include <ctime>
 #include <utility>
 
 #include "headwater/version.h"
@@ -25,10 +28,24 @@ constexpr std::size_t kReadBytes = 16 << 10;
 constexpr std::size_t kMostLingered = 16 << 20;
 constexpr std::chrono::milliseconds kLinger{2000};
 
+/// "Mon, 30 Nov 2026 14:00:00 GMT", made once a second.
+const std::string& date_text() {
+  thread_local std::time_t second = 0;
+  thread_local std::string text;
+  const std::time_t now = std::time(nullptr);
+  if (now != second) {
+    second = now;
+    text = fmt::format("{:%a, %d %b %Y %H:%M:%S} GMT", fmt::gmtime(now));
+  }
+  return text;
+}
+
 std::string head_text(int status, std::string_view content_type, bool keep_alive) {
   std::string out = "HTTP/1.1 " + std::to_string(status) + " ";
   out += std::string_view(http::obsolete_reason(http::int_to_status(static_cast<unsigned>(status))));
-  out += "\r\nServer: headwater\r\nContent-Type: ";
+  out += "\r\nServer: headwater\r\nDate: ";
+  out += date_text();
+  out += "\r\nContent-Type: ";
   out += content_type;
   out += keep_alive ? "\r\nConnection: keep-alive\r\n" : "\r\nConnection: close\r\n";
   out += "X-Content-Type-Options: nosniff\r\n";
@@ -78,20 +95,20 @@ void Session::next_request() {
 void Session::pump() {
   if (pumping_ || state_ == State::closed || buffer_.size() > 0) return;
   pumping_ = true;
-  socket_.async_read_some(buffer_.prepare(kReadBytes), [self = shared_from_this()](const ErrorCode& error,
-                                                                                   std::size_t count) {
-    self->pumping_ = false;
-    if (self->state_ == State::closed) return;
-    self->buffer_.commit(count);
-    if (self->state_ == State::lingering) {
-      self->lingered_ += count;
-      self->buffer_.consume(count);
-      if (error || self->lingered_ > kMostLingered) return self->close();
-      return self->pump();
-    }
-    if (error) return self->gone();
-    if (self->state_ == State::idle) self->read_head();
-  });
+  socket_.async_read_some(buffer_.prepare(kReadBytes),
+                          [self = shared_from_this()](const ErrorCode& error, std::size_t count) {
+                            self->pumping_ = false;
+                            if (self->state_ == State::closed) return;
+                            self->buffer_.commit(count);
+                            if (self->state_ == State::lingering) {
+                              self->lingered_ += count;
+                              self->buffer_.consume(count);
+                              if (error || self->lingered_ > kMostLingered) return self->close();
+                              return self->pump();
+                            }
+                            if (error) return self->gone();
+                            if (self->state_ == State::idle) self->read_head();
+                          });
 }
 
 void Session::read_head() {
@@ -153,7 +170,11 @@ void Session::dispatch() {
   state_ = State::handling;
   deadline_ = Clock::time_point::max();
   pump();
-  host_.handler.handle(std::move(request), shared_from_this());
+  try {
+    host_.handler.handle(std::move(request), shared_from_this());
+  } catch (const std::exception& error) {  // out of memory, for instance: others may go on
+    respond({500, host_.handler.error_body(500, error.what())});
+  }
 }
 
 /// An answer to what could not even be read; the connection ends with it.

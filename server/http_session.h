@@ -77,12 +77,12 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   boost::beast::flat_buffer buffer_;  ///< bytes received and not yet parsed
   std::optional<Parser> parser_;
   State state_ = State::idle;
-  bool pumping_ = false;     ///< a read is under way that waits for bytes or the end
+  bool pumping_ = false;  ///< a read is under way that waits for bytes or the end
   bool writing_ = false;
   bool keep_alive_ = true;
   bool chunked_ = true;
-  std::string sending_;      ///< being written
-  std::string pending_;      ///< to be written next
+  std::string sending_;  ///< being written
+  std::string pending_;  ///< to be written next
   std::size_t lingered_ = 0;
   std::chrono::steady_clock::time_point deadline_;
   std::function<void()> on_gone_;

@@ -8,8 +8,6 @@
 #include <prometheus/text_serializer.h>
 
 #include <chrono>
-#include <mutex>
-#include <set>
 #include <sstream>
 
 #include "engine/model.h"
@@ -75,6 +73,9 @@ struct Metrics::Impl {
   Counter& attention_seconds = counter("headwater_attention_seconds_total", "Time in attention, appends excluded");
   Counter& append_seconds = counter("headwater_append_seconds_total", "Time in writing keys and values to the cache");
   Counter& product_seconds = counter("headwater_product_seconds_total", "Time in matrix products");
+  Counter& forward_seconds = counter("headwater_forward_seconds_total",
+                                     "Time in forward passes: products, attention, appends, what is between");
+  Counter& sample_seconds = counter("headwater_sample_seconds_total", "Time in choosing tokens from logits");
   Counter& io_seconds =
       counter("headwater_io_cpu_seconds_total", "Processor time of the thread that serves the connections");
 
@@ -90,7 +91,8 @@ struct Metrics::Impl {
   Gauge& queue = gauge("headwater_requests_pending", "Requests accepted and not finished");
 
   // KV cache.
-  Family<Gauge>& pages = gauges("headwater_kv_pages", "Pages of the KV cache: used by samples, cached for later prompts only, free");
+  Family<Gauge>& pages =
+      gauges("headwater_kv_pages", "Pages of the KV cache: used by samples, cached for later prompts only, free");
   Gauge& pages_used = pages.Add({{"state", "used"}});
   Gauge& pages_cached = pages.Add({{"state", "cached"}});
   Gauge& pages_free = pages.Add({{"state", "free"}});
@@ -99,10 +101,9 @@ struct Metrics::Impl {
   Counter& evictions = counter("headwater_prefix_cache_evicted_pages_total", "Pages evicted from the prefix cache");
 
   // Requests.
-  Histogram& first_token = histogram("headwater_time_to_first_token_seconds",
-                                     "From a request's last byte to its first token", kFirstToken);
-  Histogram& token_gap =
-      histogram("headwater_inter_token_seconds", "Between two tokens of a sample", kTokenGap);
+  Histogram& first_token =
+      histogram("headwater_time_to_first_token_seconds", "From a request's last byte to its first token", kFirstToken);
+  Histogram& token_gap = histogram("headwater_inter_token_seconds", "Between two tokens of a sample", kTokenGap);
   Histogram& whole = histogram("headwater_request_seconds", "From a request's last byte to its last token", kWhole);
   Family<Counter>& requests =
       counters("headwater_requests_total",
@@ -142,13 +143,14 @@ void grow(Counter& counter, T now, T before) {
 
 }  // namespace
 
-Metrics::Metrics() : impl_(std::make_unique<Impl>()) {
+Metrics::Metrics(std::string_view cascade_off) : impl_(std::make_unique<Impl>()) {
   prometheus::BuildGauge()
       .Name("headwater_build_info")
       .Help("1; the label names the version")
       .Register(impl_->registry)
       .Add({{"version", version()}})
       .Set(1);
+  if (!cascade_off.empty()) impl_->cascade_off.Add({{"reason", std::string(cascade_off)}}).Set(1);
 }
 
 Metrics::~Metrics() = default;
@@ -165,6 +167,8 @@ void Metrics::on_step(const engine::Engine& engine) {
   m.attention_seconds.Increment(step.attention_seconds);
   m.append_seconds.Increment(step.append_seconds);
   m.product_seconds.Increment(step.product_seconds);
+  m.forward_seconds.Increment(step.forward_seconds);
+  m.sample_seconds.Increment(step.sample_seconds);
   m.kv_read.Increment(static_cast<double>(step.kv_bytes_read));
   grow(m.kv_saved, step.kv_bytes_flat, step.kv_bytes_read);
   if (step.decode_rows > 0) {
@@ -175,6 +179,7 @@ void Metrics::on_step(const engine::Engine& engine) {
       m.members.Increment(layers * static_cast<double>(step.plan.member_sequences));
     }
   }
+  if (!step.cascade_error.empty()) m.failures.Increment();
   grow(m.prompt_tokens, sums.prompt_tokens, m.before.prompt_tokens);
   grow(m.cached_tokens, sums.cached_prompt_tokens, m.before.cached_prompt_tokens);
   grow(m.computed_tokens, sums.computed_tokens, m.before.computed_tokens);
@@ -196,10 +201,6 @@ void Metrics::on_idle(const engine::Engine& engine) {
   impl_->count_pages(engine);
 }
 
-void Metrics::set_cascade_off(std::string_view reason) {
-  if (!reason.empty()) impl_->cascade_off.Add({{"reason", std::string(reason)}}).Set(1);
-}
-
 void Metrics::on_first_token(double seconds) {
   impl_->first_token.Observe(seconds);
 }
@@ -216,23 +217,17 @@ void Metrics::on_response(int status) {
   impl_->responses.Add({{"status", std::to_string(status)}}).Increment();
 }
 
-void Metrics::set_queue_length(std::size_t requests) {
-  impl_->queue.Set(static_cast<double>(requests));
-}
-
-void Metrics::set_http(const HttpStats& stats, double io_cpu_seconds, std::uint64_t lost_log_lines) {
+std::string Metrics::text(const HttpStats& http, const Elsewhere& elsewhere) {
   Impl& m = *impl_;
-  m.connections.Set(static_cast<double>(stats.connections));
-  grow(m.turned_away, static_cast<double>(stats.turned_away), m.turned_away.Value());
-  grow(m.timed_out, static_cast<double>(stats.timed_out), m.timed_out.Value());
-  grow(m.dropped_slow, static_cast<double>(stats.dropped_slow), m.dropped_slow.Value());
-  grow(m.io_seconds, io_cpu_seconds, m.io_seconds.Value());
-  grow(m.lost_lines, static_cast<double>(lost_log_lines), m.lost_lines.Value());
-}
-
-std::string Metrics::text() const {
+  m.queue.Set(static_cast<double>(elsewhere.pending_requests));
+  m.connections.Set(static_cast<double>(http.connections));
+  grow(m.turned_away, static_cast<double>(http.turned_away), m.turned_away.Value());
+  grow(m.timed_out, static_cast<double>(http.timed_out), m.timed_out.Value());
+  grow(m.dropped_slow, static_cast<double>(http.dropped_slow), m.dropped_slow.Value());
+  grow(m.io_seconds, elsewhere.io_cpu_seconds, m.io_seconds.Value());
+  grow(m.lost_lines, static_cast<double>(elsewhere.lost_log_lines), m.lost_lines.Value());
   std::ostringstream out;
-  prometheus::TextSerializer().Serialize(out, impl_->registry.Collect());
+  prometheus::TextSerializer().Serialize(out, m.registry.Collect());
   return out.str();
 }
 

@@ -23,8 +23,8 @@ struct ApiError {
   int status = 400;
   std::string type = "invalid_request_error";
   std::string message{};
-  std::string param{};  ///< empty: null
-  std::string code{};   ///< empty: null
+  std::string param{};          ///< empty: null
+  std::string code{};           ///< empty: null
   int retry_after_seconds = 0;  ///< 0: no such header
 };
 
@@ -40,7 +40,7 @@ struct GenerationRequest {
   std::vector<engine::ChatMessage> messages;  ///< chat
   std::vector<Prompt> prompts;                ///< completions: at least one
   engine::Request engine;
-  std::optional<int> max_tokens;              ///< absent: the endpoint's default; 0 only with echo
+  std::optional<int> max_tokens;  ///< absent: the endpoint's default; 0 only with echo
   std::optional<std::int64_t> seed;
   bool stream = false;
   bool include_usage = false;
@@ -48,7 +48,7 @@ struct GenerationRequest {
 };
 
 struct ParseLimits {
-  int max_choices = 128;          ///< prompts * n
+  int max_choices = 128;  ///< prompts * n
   std::size_t max_messages = 4096;
   int max_tokens = 1 << 20;
 };
@@ -60,7 +60,7 @@ struct TokenizeRequest {
   std::string prompt;
   std::vector<engine::ChatMessage> messages;  ///< instead of a prompt
   bool is_chat = false;
-  bool add_special_tokens = true;             ///< a plain prompt begins with the begin-of-text token, if the model wants it
+  bool add_special_tokens = true;  ///< a plain prompt begins with the begin-of-text token, if the model wants it
   bool add_generation_prompt = true;
 };
 /// {"prompt": "..."} or {"messages": [...]}. Throws ApiError.

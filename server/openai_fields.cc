@@ -69,7 +69,8 @@ const nlohmann::json* Fields::find(std::string_view name) const {
 std::optional<std::int64_t> Fields::integer(std::string_view name, std::int64_t min, std::int64_t max) const {
   const nlohmann::json* value = find(name);
   if (value == nullptr) return std::nullopt;
-  if (!value->is_number_integer()) refuse_field(path(name), fmt::format("expected an integer, got {}", kind_of(*value)));
+  if (!value->is_number_integer())
+    refuse_field(path(name), fmt::format("expected an integer, got {}", kind_of(*value)));
   const bool too_large = value->is_number_unsigned() && value->get<std::uint64_t>() > std::uint64_t{INT64_MAX};
   const auto number = too_large ? INT64_MAX : value->get<std::int64_t>();
   if (too_large || number < min || number > max) {

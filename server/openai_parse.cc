@@ -20,8 +20,8 @@ bool is_empty(const json& value) {
 
 /// Fields that OpenAI has and this server does not serve. A value that asks for nothing is let through.
 void refuse_unsupported_fields(Endpoint endpoint, const Fields& fields) {
-  static constexpr std::string_view kChat[] = {"tools",     "functions", "audio", "prediction", "web_search_options",
-                                               "reasoning_effort", "verbosity"};
+  static constexpr std::string_view kChat[] = {
+      "tools", "functions", "audio", "prediction", "web_search_options", "reasoning_effort", "verbosity"};
   static constexpr std::string_view kCompletions[] = {"suffix"};
   const auto check = [&](std::string_view name) {
     const json* value = fields.find(name);
@@ -80,10 +80,12 @@ engine::ChatMessage message_of(const json& value, std::size_t index) {
   const std::string* role = fields.string("role");
   if (role == nullptr) refuse_field(path + ".role", "is missing");
   if (*role == "tool" || *role == "function") {
-    refuse_unsupported(path + ".role", fmt::format("\"{}\" is not supported by this server, which has no tools", *role));
+    refuse_unsupported(path + ".role",
+                       fmt::format("\"{}\" is not supported by this server, which has no tools", *role));
   }
   if (*role != "system" && *role != "developer" && *role != "user" && *role != "assistant") {
-    refuse_field(path + ".role", fmt::format("expected system, developer, user or assistant, got {}", json(*role).dump()));
+    refuse_field(path + ".role",
+                 fmt::format("expected system, developer, user or assistant, got {}", json(*role).dump()));
   }
   if (const json* calls = fields.find("tool_calls"); calls != nullptr && !is_empty(*calls)) {
     refuse_unsupported(path + ".tool_calls", "is not supported by this server");
@@ -140,7 +142,8 @@ std::vector<Prompt> prompts_of(const Fields& fields) {
     } else if (entry.is_array() && (*value)[0].is_array()) {
       prompts.emplace_back(tokens_of(entry, path));
     } else {
-      refuse_field(path, fmt::format("expected {} like the entries before it, got {}", kind_of((*value)[0]), kind_of(entry)));
+      refuse_field(path,
+                   fmt::format("expected {} like the entries before it, got {}", kind_of((*value)[0]), kind_of(entry)));
     }
   }
   return prompts;
@@ -216,8 +219,9 @@ void read_sampling(const Fields& fields, engine::SamplingParams& sampling) {
 void read_max_tokens(const Fields& fields, const ParseLimits& limits, GenerationRequest& request) {
   const std::int64_t least = request.echo ? 0 : 1;
   const auto old_name = fields.integer("max_tokens", least, limits.max_tokens);
-  const auto new_name =
-      request.endpoint == Endpoint::chat ? fields.integer("max_completion_tokens", least, limits.max_tokens) : std::nullopt;
+  const auto new_name = request.endpoint == Endpoint::chat
+                            ? fields.integer("max_completion_tokens", least, limits.max_tokens)
+                            : std::nullopt;
   if (old_name && new_name && *old_name != *new_name) {
     refuse_field("max_tokens", "differs from max_completion_tokens, expected one of them");
   }

@@ -38,10 +38,10 @@ void check_tokens(const std::vector<std::int32_t>& tokens, const std::string& pa
   const auto vocab = static_cast<std::int32_t>(served.model->tokenizer().vocab_size());
   const auto wrong = std::ranges::find_if(tokens, [&](std::int32_t token) { return token < 0 || token >= vocab; });
   if (wrong == tokens.end()) return;
-  throw ApiError{400, "invalid_request_error",
-                 fmt::format("{}[{}]: expected a token id in 0..{}, got {}", param, wrong - tokens.begin(), vocab - 1,
-                             *wrong),
-                 param, "invalid_value"};
+  throw ApiError{
+      400, "invalid_request_error",
+      fmt::format("{}[{}]: expected a token id in 0..{}, got {}", param, wrong - tokens.begin(), vocab - 1, *wrong),
+      param, "invalid_value"};
 }
 
 /// How many tokens may follow the prompt.
@@ -54,7 +54,8 @@ int tokens_to_generate(const GenerationRequest& request, std::size_t prompt_toke
                    fmt::format("the model's context is {} tokens, the prompt alone has {}", context, prompt_tokens),
                    param, "context_length_exceeded"};
   }
-  if (!request.max_tokens) return static_cast<int>(chat ? room : std::min<std::int64_t>(room, kDefaultCompletionTokens));
+  if (!request.max_tokens)
+    return static_cast<int>(chat ? room : std::min<std::int64_t>(room, kDefaultCompletionTokens));
   if (*request.max_tokens > room) {
     throw ApiError{400, "invalid_request_error",
                    fmt::format("the model's context is {} tokens; the prompt has {} and max_tokens asks for {} more",
@@ -77,8 +78,8 @@ PreparedRequest prepare_generation(Endpoint endpoint, std::string_view body, con
   GenerationRequest& request = prepared.request;
   if (request.model != served.name) {
     throw ApiError{404, "invalid_request_error",
-                   "model: this server has " + json_string(served.name) + ", not " + json_string(request.model), "model",
-                   "model_not_found"};
+                   "model: this server has " + json_string(served.name) + ", not " + json_string(request.model),
+                   "model", "model_not_found"};
   }
   if (endpoint == Endpoint::chat) {
     prepared.prompts.push_back(encode_chat(std::move(request.messages), true, served));

@@ -23,9 +23,9 @@ struct ServedModel {
 };
 
 struct PreparedRequest {
-  GenerationRequest request;                   ///< its prompts and messages have been moved out of
+  GenerationRequest request;  ///< its prompts and messages have been moved out of
   std::vector<std::vector<std::int32_t>> prompts;
-  std::vector<engine::Request> work;           ///< one for each prompt, the prompt's tokens included
+  std::vector<engine::Request> work;  ///< one for each prompt, the prompt's tokens included
 };
 
 /// Throws ApiError.

@@ -14,8 +14,11 @@ namespace headwater::server {
 
 struct Server::Impl {
   Impl(ServerOptions options_in, Load load_in, std::shared_ptr<Log> log_in)
-      : options(std::move(options_in)), load(std::move(load_in)), log(std::move(log_in)), http(options.http, handler()) {
-    metrics.set_cascade_off(options.cascade_off);
+      : options(std::move(options_in)),
+        load(std::move(load_in)),
+        log(std::move(log_in)),
+        metrics(options.cascade_off),
+        http(options.http, handler()) {
     if (!options.cascade_off.empty()) log->info("cascade_off", {{"reason", options.cascade_off}});
   }
 
@@ -35,6 +38,7 @@ struct Server::Impl {
   bool drained = true;
   std::exception_ptr failure;
   bool announced[2] = {false, false};  // by path; the engine thread's
+  bool announced_failure = false;      // so is this
 };
 
 HttpHandler Server::Impl::handler() {
@@ -72,6 +76,10 @@ EngineLoopHooks Server::Impl::hooks() {
 void Server::Impl::on_step(const engine::Engine& engine) {
   metrics.on_step(engine);
   const engine::StepStats& step = engine.last_step();
+  if (!step.cascade_error.empty() && !announced_failure) {
+    announced_failure = true;
+    log->warn("cascade_failed", {{"step", step.step}, {"error", step.cascade_error}, {"instead", std::string("flat")}});
+  }
   const auto path = static_cast<std::size_t>(step.path);
   if (step.decode_rows == 0 || step.prefill_rows > 0 || announced[path]) return;
   announced[path] = true;
@@ -120,9 +128,8 @@ Server::Ended Server::run(bool handle_signals) {
     return engine;
   };
   s.loop = std::make_unique<EngineLoop>(make_engine, s.hooks(), s.options.loop);
-  s.api = std::make_unique<Api>(ApiOptions{s.options.api_key, s.options.limits, std::string(start_page())}, *s.loop,
-                                s.metrics, *s.log);
-  s.api->attach(s.http);
+  s.api = std::make_unique<Api>(ApiOptions{s.options.api_key, s.options.limits, std::string(start_page())}, s.http,
+                                *s.loop, s.metrics, *s.log);
   if (handle_signals) s.http.watch_signals([&s](int) { s.shut_down(); });
   s.log->info("listening", {{"address", s.http.address()}});
   s.http.run();

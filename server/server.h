@@ -20,7 +20,7 @@ struct ServerOptions {
   HttpOptions http;
   EngineLoopOptions loop;
   ParseLimits limits;
-  std::string api_key;  ///< empty: anybody may ask
+  std::string api_key;                              ///< empty: anybody may ask
   std::chrono::milliseconds drain_timeout{60'000};  ///< from the first signal; then what is left is ended
   std::string cascade_off;  ///< why shared spans are not split, if so: told once in the log and in /metrics
 };
@@ -47,7 +47,8 @@ class Server {
   enum class Ended : std::uint8_t { drained, stopped };
   /// Serves until it is shut down. Rethrows what `load` threw. `handle_signals`: SIGINT and SIGTERM call shut_down.
   Ended run(bool handle_signals);
-  /// The first call: no new requests, those under way are finished, then run() returns. The second: at once. Any thread.
+  /// The first call: no new requests, those under way are finished, then run() returns. The second: at once. Any
+  /// thread.
   void shut_down();
   /// Between two steps of the engine; any thread. For tests.
   [[nodiscard]] bool inspect(std::function<void(const engine::Engine&)> question);

@@ -20,6 +20,9 @@ WORDS = ("river stone mill bridge winter harbor letter window garden market salm
          "paper clock school fire brigade sluice quarry raft vineyard").split()
 
 
+PATIENCE = 180  # seconds; a machine that does much else takes long for a step
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -60,12 +63,12 @@ class Clients:
     def __init__(self, port, model):
         self.port, self.model = port, model
         self.stop = threading.Event()
-        self.done, self.failures = {}, []
+        self.done, self.slowest, self.failures = {}, {}, []
         self.lock = threading.Lock()
 
     def request(self, path, body, raw=False):
         data = body if raw else json.dumps(body).encode()
-        return urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}), timeout=120)
+        return urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}), timeout=PATIENCE)
 
     def complete(self, rng, document):
         """One answer, whole; sometimes several samples, sometimes chat."""
@@ -84,7 +87,7 @@ class Clients:
     def leave(self, rng, document):
         """Goes away in mid-stream."""
         body = json.dumps({"model": self.model, "prompt": document + words(rng, 8), "max_tokens": 400, "stream": True, "ignore_eos": True}).encode()
-        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as s:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as s:
             s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             for _ in range(rng.randint(0, 3)):
                 s.recv(512)
@@ -104,13 +107,13 @@ class Clients:
     def knock(self, rng, _document):
         """Opens connections and says little or nothing."""
         for _ in range(20):
-            with socket.create_connection(("127.0.0.1", self.port), timeout=60) as s:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as s:
                 if rng.random() < 0.5:
                     s.sendall(b"GET /v1/models HT")
 
     def look(self, _rng, _document):
         """The page's eyes."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/headwater/forest", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/headwater/forest", timeout=PATIENCE) as answer:
             forest = json.loads(answer.read())
         assert forest["kv_bytes_read"] <= forest["kv_bytes_flat"], forest
 
@@ -118,10 +121,12 @@ class Clients:
         rng = random.Random(seed)
         documents = [words(random.Random(i), 250) + " " for i in range(3)]
         while not self.stop.is_set():
+            begin = time.monotonic()
             try:
                 what(rng, rng.choice(documents))
                 with self.lock:
                     self.done[what.__name__] = self.done.get(what.__name__, 0) + 1
+                    self.slowest[what.__name__] = max(self.slowest.get(what.__name__, 0), time.monotonic() - begin)
             except Exception as error:  # every kind is a finding
                 with self.lock:
                     self.failures.append(f"{what.__name__}: {type(error).__name__}: {error}")
@@ -226,7 +231,7 @@ def main():
         status = server.wait(90)
         if status != 0:
             findings.append(f"the server ended with status {status} after SIGTERM")
-        print(f"{flags.seconds:.0f} s: " + ", ".join(f"{k} {v}" for k, v in sorted(clients.done.items())) + f"; {total(now, 'headwater_generated_tokens_total'):.0f} tokens, "
+        print(f"{flags.seconds:.0f} s: " + ", ".join(f"{k} {v} (at most {clients.slowest[k]:.1f} s)" for k, v in sorted(clients.done.items())) + f"; {total(now, 'headwater_generated_tokens_total'):.0f} tokens, "
               f"{launches(now)}; "
               f"{total(now, 'headwater_preemptions_total'):.0f} pre-emptions, {total(now, 'headwater_prefix_cache_evicted_pages_total'):.0f} pages evicted; "
               f"memory {early:.1f} -> {late:.1f} MiB (most {max(samples):.1f}); pages used {pages['used']:.0f}, cached {pages['cached']:.0f}, free {pages['free']:.0f}")

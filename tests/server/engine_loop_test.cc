@@ -1,4 +1,6 @@
 // The thread that owns the engine: order, cancellation, refusals, shutdown.
+#include "server/engine_loop.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 #include <thread>
 
 #include "engine/fixture.h"
-#include "server/engine_loop.h"
 
 namespace headwater::server {
 namespace {
@@ -108,7 +109,8 @@ TEST(EngineLoop, ACancelTakesEffectWithinOneStep) {
   EngineLoop loop(tiny_engine, collector.hooks());
   loop_pointer = &loop;
   ASSERT_EQ(loop.submit(7, request(1, 900)), EngineLoop::Submitted::accepted);
-  ASSERT_TRUE(eventually(loop, [](const engine::Engine& e) { return e.stats().generated_tokens > 0 && !e.has_work(); }));
+  ASSERT_TRUE(
+      eventually(loop, [](const engine::Engine& e) { return e.stats().generated_tokens > 0 && !e.has_work(); }));
   EXPECT_GT(cancelled_after.load(), 0);
   EXPECT_EQ(last_step_with_it.load(), cancelled_after.load());
   EXPECT_EQ(loop.num_pending(), 0U);
@@ -142,7 +144,8 @@ TEST(EngineLoop, ARefusedRequestIsAnEventAndOthersGoOn) {
   Collector collector;
   EngineLoop loop(tiny_engine, collector.hooks());
   ASSERT_EQ(loop.submit(1, request_of({}, 5)), EngineLoop::Submitted::accepted);
-  ASSERT_EQ(loop.submit(2, request_of(random_tokens(1, 5000, *shared_tiny_model()), 5)), EngineLoop::Submitted::accepted);
+  ASSERT_EQ(loop.submit(2, request_of(random_tokens(1, 5000, *shared_tiny_model()), 5)),
+            EngineLoop::Submitted::accepted);
   ASSERT_EQ(loop.submit(3, request(1, 4)), EngineLoop::Submitted::accepted);
   std::map<Ticket, Delivery> last;
   for (const Delivery& delivery : collector.wait_for_ends(3)) last[delivery.ticket] = delivery;

@@ -24,8 +24,12 @@ inline server::ServedModel tiny_served() {
 class TestServer {
  public:
   explicit TestServer(server::ServerOptions options = {}, engine::EngineOptions engine = tiny_options())
-      : server_(listen_anywhere(std::move(options)), [engine] { return server::Loaded{tiny_served(), engine}; },
-                std::make_shared<server::Log>("/dev/null")) {
+      : server_(
+            listen_anywhere(std::move(options)),
+            [engine] {
+              return server::Loaded{tiny_served(), engine};
+            },
+            std::make_shared<server::Log>("/dev/null")) {
     ended_ = std::async(std::launch::async, [this] { return server_.run(false); });
     for (int i = 0; i < 2000 && Client(port()).get("/ready").status != 200; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -53,7 +57,8 @@ class TestServer {
     using Answer = decltype(question(std::declval<const engine::Engine&>()));
     auto promise = std::make_shared<std::promise<Answer>>();
     auto future = promise->get_future();
-    EXPECT_TRUE(server_.inspect([promise, question](const engine::Engine& engine) { promise->set_value(question(engine)); }));
+    EXPECT_TRUE(
+        server_.inspect([promise, question](const engine::Engine& engine) { promise->set_value(question(engine)); }));
     if (future.wait_for(std::chrono::seconds(30)) != std::future_status::ready) std::abort();
     return future.get();
   }

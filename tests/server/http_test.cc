@@ -195,7 +195,8 @@ TEST(Server, EchoTellsThePromptToo) {
   TestServer server;
   Client client = server.client();
   const json plain = client.post("/v1/completions", with(completion_of("the echo"), {{"logprobs", 1}})).json();
-  const Reply reply = client.post("/v1/completions", with(completion_of("the echo"), {{"echo", true}, {"logprobs", 1}}));
+  const Reply reply =
+      client.post("/v1/completions", with(completion_of("the echo"), {{"echo", true}, {"logprobs", 1}}));
   const json echo = reply.json();
   EXPECT_EQ(echo.at("choices").at(0).at("text").get<std::string>(),
             "the echo" + plain.at("choices").at(0).at("text").get<std::string>());
@@ -212,9 +213,10 @@ TEST(Server, EchoTellsThePromptToo) {
   }
   EXPECT_EQ(spelled, "the echo");
   // Scoring alone: nothing is generated.
-  const json score =
-      client.post("/v1/completions", with(completion_of("the echo"), {{"echo", true}, {"logprobs", 1}, {"max_tokens", 0}}))
-          .json();
+  const json score = client
+                         .post("/v1/completions",
+                               with(completion_of("the echo"), {{"echo", true}, {"logprobs", 1}, {"max_tokens", 0}}))
+                         .json();
   EXPECT_EQ(score.at("choices").at(0).at("text"), "the echo");
   EXPECT_EQ(score.at("choices").at(0).at("logprobs").at("tokens").size(), prompt_tokens);
 }
@@ -340,8 +342,7 @@ TEST(Server, ForestShowsTheLastStep) {
   EXPECT_EQ(before.at("step"), 0);
   EXPECT_TRUE(before.at("requests").empty());
   const std::string document(100, 'd');
-  const json answer =
-      client.post("/v1/completions", with(completion_of(document + "a"), {{"n", 4}})).json();
+  const json answer = client.post("/v1/completions", with(completion_of(document + "a"), {{"n", 4}})).json();
   const json forest = client.get("/v1/headwater/forest").json();
   EXPECT_EQ(forest.at("path"), "cascade");
   EXPECT_EQ(forest.at("num_requests"), 4);
@@ -360,6 +361,20 @@ TEST(Server, ForestShowsTheLastStep) {
   EXPECT_EQ(all.at("depth"), 0);
   EXPECT_EQ(all.at("split"), true);
   EXPECT_LT(forest.at("kv_bytes_read"), forest.at("kv_bytes_flat"));
+}
+
+TEST(Server, AFailedCascadeIsCountedAndChangesNoToken) {
+  engine::EngineOptions engine = tiny_options();
+  engine.plan.cascade = CascadeSwitch::on;
+  const json body = with(completion_of(std::string(100, 'd')), {{"n", 4}});
+  TestServer sound({}, engine);
+  const json expected = sound.client().post("/v1/completions", body).json().at("choices");
+  engine.inject_cascade_failure = [](std::int64_t, int layer) { return layer == 1; };
+  TestServer failing({}, engine);
+  EXPECT_EQ(failing.client().post("/v1/completions", body).json().at("choices"), expected);
+  const std::string text = failing.client().get("/metrics").body;
+  EXPECT_NE(text.find("headwater_cascade_failures_total 11\n"), std::string::npos) << "one a decode step";
+  EXPECT_NE(text.find("headwater_decode_launches_total{path=\"cascade\"} 0\n"), std::string::npos);
 }
 
 }  // namespace

@@ -38,7 +38,9 @@ TEST(ServerLimits, OversizedBodiesAndHeaders) {
   EXPECT_EQ(server.client().post_text("/v1/completions", std::string(9'999, ' ')).status, 400) << "read, but no JSON";
   // The same in chunks, whose sum nobody announces.
   Client chunked = server.client();
-  chunked.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n");
+  chunked.send(
+      "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nTransfer-Encoding: "
+      "chunked\r\n\r\n");
   for (int i = 0; i < 4; ++i) chunked.send("1000\r\n" + std::string(0x1000, ' ') + "\r\n");
   EXPECT_EQ(chunked.read_reply().status, 413);
   EXPECT_EQ(server.client().get("/health", "X-Long: " + std::string(3'000, 'x') + "\r\n").status, 431);
@@ -176,7 +178,8 @@ TEST(ServerLimits, AReaderThatStandsStillIsTimedOut) {
   Client lazy(server.port(), 4096);
   lazy.send(Client::request_text("POST", "/v1/completions",
                                  with(long_stream(), {{"n", 24}, {"logprobs", 5}, {"temperature", 1}}).dump()));
-  for (int i = 0; i < 3000 && metric(server, "headwater_http_timeouts_total") < 1; ++i) std::this_thread::sleep_for(10ms);
+  for (int i = 0; i < 3000 && metric(server, "headwater_http_timeouts_total") < 1; ++i)
+    std::this_thread::sleep_for(10ms);
   EXPECT_EQ(metric(server, "headwater_http_timeouts_total"), 1);
   server.expect_nothing_leaked();
 }
@@ -199,6 +202,29 @@ TEST(ServerLimits, ThousandsOfConnectionsOpenedAndDropped) {
   EXPECT_EQ(metric(server, "headwater_http_connections"), 1);
 }
 
+TEST(ServerLimits, TwoHundredFiftySixStreamsAtOnce) {
+  engine::EngineOptions engine = tiny_options();
+  engine.num_pages = 8192;
+  TestServer server({}, engine);
+  std::vector<Client> clients;
+  for (int i = 0; i < 256; ++i) {
+    clients.push_back(server.client());
+    clients.back().send(Client::request_text(
+        "POST", "/v1/completions", with(long_stream(64), {{"prompt", "number " + std::to_string(i)}}).dump()));
+  }
+  for (Client& client : clients) {
+    ASSERT_EQ(client.read_head().status, 200);
+    ASSERT_FALSE(client.read_chunk().empty());
+  }
+  for (Client& client : clients) {
+    std::string last;
+    for (std::string chunk; !(chunk = client.read_chunk()).empty();) last = chunk;
+    EXPECT_TRUE(last.ends_with("data: [DONE]\n\n"));
+  }
+  server.expect_nothing_leaked();
+  EXPECT_EQ(metric(server, "headwater_requests_total{endpoint=\"completions\",outcome=\"length\"}"), 256);
+}
+
 TEST(ServerLimits, KeepAlivePipeliningAndOldClients) {
   TestServer server;
   Client client = server.client();
@@ -209,7 +235,9 @@ TEST(ServerLimits, KeepAlivePipeliningAndOldClients) {
   EXPECT_TRUE(client.read_reply().json().contains("tokens"));
 
   Client patient = server.client();
-  patient.send("POST /tokenize HTTP/1.1\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: 14\r\n\r\n");
+  patient.send(
+      "POST /tokenize HTTP/1.1\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: "
+      "14\r\n\r\n");
   EXPECT_EQ(patient.read_head().status, 100);
   patient.send("{\"prompt\":\"x\"}");
   EXPECT_EQ(patient.read_reply().status, 200);
@@ -293,7 +321,8 @@ TEST(ServerLimits, ListenErrorsNameTheAddress) {
   server::ServerOptions options;
   options.http.port = server.port();
   try {
-    const server::Server second(options, [] { return server::Loaded{}; }, std::make_shared<server::Log>("/dev/null"));
+    const server::Server second(
+        options, [] { return server::Loaded{}; }, std::make_shared<server::Log>("/dev/null"));
     FAIL() << "two servers on one port";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::io);
@@ -305,7 +334,12 @@ TEST(ServerLimits, ALogThatCannotBeWrittenCostsLinesAlone) {
   const auto log = std::make_shared<server::Log>("/dev/full");
   server::ServerOptions options;
   options.http.port = 0;
-  server::Server server(options, [] { return server::Loaded{tiny_served(), tiny_options()}; }, log);
+  server::Server server(
+      options,
+      [] {
+        return server::Loaded{tiny_served(), tiny_options()};
+      },
+      log);
   auto ended = std::async(std::launch::async, [&] { return server.run(false); });
   while (Client(server.port()).get("/ready").status != 200) std::this_thread::sleep_for(5ms);
   EXPECT_EQ(Client(server.port()).post("/v1/completions", completion_of("x")).status, 200);

@@ -1,10 +1,11 @@
 // OpenAI's requests: what is read, what is refused and under which name.
+#include "server/openai.h"
+
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
 #include "server/json_text.h"
-#include "server/openai.h"
 
 namespace headwater::server {
 namespace {
@@ -124,12 +125,30 @@ TEST(OpenaiRequest, RefusesWhatItKnowsAndDoesNotServe) {
 
 TEST(OpenaiRequest, RefusesWrongTypesAndRangesByName) {
   const std::vector<std::pair<std::string, std::string>> wrong{
-      {"temperature", "\"hot\""}, {"temperature", "2.5"},   {"temperature", "-1"},        {"temperature", "true"},
-      {"top_p", "1.5"},           {"top_p", "[]"},          {"top_k", "1.5"},             {"n", "0"},
-      {"n", "129"},               {"n", "2.0"},             {"seed", "1.5"},              {"seed", "99999999999999999999"},
-      {"stop", "5"},              {"stop", "\"\""},         {"stop", R"(["a","b","c","d","e"])"}, {"stream", "1"},
-      {"max_tokens", "0"},        {"max_tokens", "-3"},     {"max_tokens", "\"9\""},      {"presence_penalty", "3"},
-      {"frequency_penalty", "-2.1"}, {"logit_bias", "[]"},  {"logit_bias", R"({"x":1})"}, {"logit_bias", R"({"-1":1})"},
+      {"temperature", "\"hot\""},
+      {"temperature", "2.5"},
+      {"temperature", "-1"},
+      {"temperature", "true"},
+      {"top_p", "1.5"},
+      {"top_p", "[]"},
+      {"top_k", "1.5"},
+      {"n", "0"},
+      {"n", "129"},
+      {"n", "2.0"},
+      {"seed", "1.5"},
+      {"seed", "99999999999999999999"},
+      {"stop", "5"},
+      {"stop", "\"\""},
+      {"stop", R"(["a","b","c","d","e"])"},
+      {"stream", "1"},
+      {"max_tokens", "0"},
+      {"max_tokens", "-3"},
+      {"max_tokens", "\"9\""},
+      {"presence_penalty", "3"},
+      {"frequency_penalty", "-2.1"},
+      {"logit_bias", "[]"},
+      {"logit_bias", R"({"x":1})"},
+      {"logit_bias", R"({"-1":1})"},
       {"logprobs", "\"yes\""},
   };
   for (const auto& [field, value] : wrong) {
@@ -157,7 +176,8 @@ TEST(OpenaiRequest, RefusesBadMessages) {
   EXPECT_TRUE(messages(R"([{"role":"wizard","content":"x"}])").starts_with("messages[0].role|"));
   EXPECT_TRUE(messages(R"([{"role":"tool","content":"x"}])").starts_with("messages[0].role|"));
   EXPECT_TRUE(messages(R"([{"role":"user","content":7}])").starts_with("messages[0].content|"));
-  EXPECT_TRUE(messages(R"([{"role":"user","content":[{"type":"image_url"}]}])").starts_with("messages[0].content[0].type|"));
+  EXPECT_TRUE(
+      messages(R"([{"role":"user","content":[{"type":"image_url"}]}])").starts_with("messages[0].content[0].type|"));
 }
 
 TEST(OpenaiRequest, RefusesBadPrompts) {
