@@ -11,9 +11,11 @@
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <chrono>
+#include <functional>
 #include <mutex>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 namespace headwater::test {
 namespace {
@@ -71,7 +73,7 @@ struct FakeServer::State {
   void serve(tcp::socket socket);
   std::string simple(const Request& request);
   void complete(tcp::socket& socket, const Request& request);
-  void stream(tcp::socket& socket, const json& body, bool chat);
+  void stream(tcp::socket& socket, const json& body, bool chat, const std::function<void()>& over);
   void send(tcp::socket& socket, const std::string& bytes) const;
 };
 
@@ -132,21 +134,26 @@ void FakeServer::State::complete(tcp::socket& socket, const Request& request) {
     refuse = options.fail_every > 0 && bodies.size() % static_cast<std::size_t>(options.fail_every) == 0;
     most = std::max(most, ++running);
   }
+  bool counted = true;
+  const auto over = [&] {
+    const std::lock_guard lock(mutex);
+    if (std::exchange(counted, false)) --running;
+  };
   if (refuse) {
     send(socket, answer(503, R"({"error":{"message":"the queue is full","type":"overloaded"}})"));
   } else if (!chat && body.at("prompt").is_array() && !options.token_lists) {
     send(socket, answer(400, R"({"error":{"message":"prompt must be a string"}})"));
   } else {
     try {
-      stream(socket, body, chat);
+      stream(socket, body, chat, over);
     } catch (const std::exception&) {
     }
   }
-  const std::lock_guard lock(mutex);
-  --running;
+  over();
 }
 
-void FakeServer::State::stream(tcp::socket& socket, const json& body, bool chat) {
+/// Calls `over` before the client can see that the answer is complete.
+void FakeServer::State::stream(tcp::socket& socket, const json& body, bool chat, const std::function<void()>& over) {
   const auto event = [&](const std::string& text) {
     json choice = {{"index", 0}, {"finish_reason", nullptr}};
     if (chat) {
@@ -172,6 +179,7 @@ void FakeServer::State::stream(tcp::socket& socket, const json& body, bool chat)
     }
     send(socket, chunk(event(" token")));
   }
+  over();
   if (options.usage) {
     const std::size_t in = !chat && body.at("prompt").is_array() ? body["prompt"].size() : 7;
     send(socket, chunk("data: " +
