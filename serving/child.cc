@@ -49,7 +49,7 @@ int free_port() {
 
 std::string own_program() {
   std::error_code error;
-  const std::string path = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  std::string path = std::filesystem::read_symlink("/proc/self/exe", error).string();
   if (error)
     throw Error(ErrorCode::unsupported, "--pair: name a command (this system does not say where the program is)");
   return path;
