@@ -4,6 +4,7 @@ The forest's shapes are those of a real server; an answer is a few words per str
 """
 import json
 import re
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -150,10 +151,18 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        """A page that is left goes away in mid-answer; anything else is a defect of this script."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
 def start(page):
     """A server on a port of its own; `.script` is what it follows."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", 0), Handler)
     server.page = page
     server.script = Script()
     threading.Thread(target=server.serve_forever, daemon=True).start()
