@@ -185,10 +185,6 @@ void add_generate(CLI::App& app, Action& action) {
   command.add_option("-f,--prompt-file", flags->prompt_file, "prompts, one a line; - for standard input");
   command.add_option("--shared-file", flags->shared_file, "a text that precedes every prompt, a document for instance");
   command.add_option("--questions", flags->questions_file, "questions about the shared text, one a line");
-  command.add_option("-m,--model", flags->model,
-                     "GGUF file; default: SmolLM2-135M-Instruct in $HEADWATER_CACHE or ~/.cache/headwater");
-  command.add_option("--chat-template", flags->chat_template, "chatml or llama3, whatever the model file says");
-  command.add_option("--system", flags->system, "system message");
   command.add_flag("--raw", flags->raw, "no chat format: the model continues the prompt");
   command.add_option("-n,--parallel", flags->parallel, "samples of every prompt")
       ->check(CLI::Range(1, 4096))
@@ -210,28 +206,7 @@ void add_generate(CLI::App& app, Action& action) {
   command.add_option("--stop", flags->stop, "an answer ends before this text; may be repeated")
       ->allow_extra_args(false);
   command.add_flag("--ignore-eos", flags->ignore_eos, "go on after the model says that it is done");
-  flags->plan.add_to(command);
-  command.add_flag("--batch-invariant", flags->batch_invariant,
-                   "answers do not depend, bit for bit, on what else is in the batch");
-  command.add_flag("--no-prefix-cache", flags->no_prefix_cache, "compute every prompt in full");
-  command.add_option("--threads", flags->threads, "workers; 0: all processors that this process may use")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
-  command.add_option("--page-size", flags->page_size, "tokens in a KV page")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  command.add_option("--kv-dtype", flags->kv_dtype, "type of the KV cache: bf16, f16 or f32")
-      ->check(CLI::IsMember({"bf16", "f16", "f32", "fp16", "fp32"}))
-      ->capture_default_str();
-  command.add_option("--kv-mib", flags->kv_mib, "size of the KV cache, MiB")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command.add_option("--max-step-tokens", flags->max_step_tokens, "tokens computed in one step at most")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command.add_option("--isa", flags->isa, "force attention's instruction set: scalar, avx2, avx512, avx512_bf16")
-      ->check(check_isa);
-  command.add_option("--device-model", flags->device_model, "constants of the cost model: a file, or `default`");
+  flags->add_to(command);
   command.add_flag("--explain", flags->explain, "print the plan of the first decode step");
   command.add_flag("--json", flags->json, "print answers as JSON");
   command.add_flag("-q,--quiet", flags->quiet, "answers only");

@@ -43,7 +43,9 @@ int run(int argc, char** argv) {
       "`headwater COMMAND --help` explains a command with examples.");
   Action action;
   add_generate(app, action);
+  add_serve(app, action);
   add_bench(app, action);
+  add_bench_serving(app, action);
   add_explain(app, action);
   add_calibrate(app, action);
   try {
@@ -52,7 +54,8 @@ int run(int argc, char** argv) {
     const int code = app.exit(e);
     return code == 0 ? kOk : kUsage;
   }
-  if (!app.got_subcommand("explain")) catch_interrupts();  // it has no steps to stop after
+  // `explain` has no steps to stop after, `serve` has its own way of ending.
+  if (!app.got_subcommand("explain") && !app.got_subcommand("serve")) catch_interrupts();
   try {
     const int code = action();
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
@@ -85,6 +88,7 @@ void spin_briefly(char** argv) {
 }  // namespace headwater::cli
 
 int main(int argc, char** argv) {
-  if (argc > 1 && std::string_view(argv[1]) == "generate") headwater::cli::spin_briefly(argv);
+  const std::string_view command = argc > 1 ? argv[1] : "";
+  if (command == "generate" || command == "serve") headwater::cli::spin_briefly(argv);
   return headwater::cli::run(argc, argv);
 }

@@ -3,15 +3,15 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <filesystem>
 
 #include "cli/formats.h"
 #include "engine/model.h"
 
 namespace headwater::cli {
-namespace {
 
-std::string model_path(const GenerateFlags& flags) {
+std::string model_path(const EngineFlags& flags) {
   if (!flags.model.empty()) return flags.model;
   const std::string folder = cache_folder();
   std::string path = folder + "/SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -23,7 +23,34 @@ std::string model_path(const GenerateFlags& flags) {
   return path;
 }
 
-}  // namespace
+void EngineFlags::add_to(CLI::App& command) {
+  command.add_option("-m,--model", model,
+                     "GGUF file; default: SmolLM2-135M-Instruct in $HEADWATER_CACHE or ~/.cache/headwater");
+  command.add_option("--chat-template", chat_template, "chatml or llama3, whatever the model file says");
+  command.add_option("--system", system, "system message");
+  plan.add_to(command);
+  command.add_flag("--batch-invariant", batch_invariant,
+                   "answers do not depend, bit for bit, on what else is in the batch");
+  command.add_flag("--no-prefix-cache", no_prefix_cache, "compute every prompt in full");
+  command.add_option("--threads", threads, "workers; 0: all processors that this process may use")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command.add_option("--page-size", page_size, "tokens in a KV page")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command.add_option("--kv-dtype", kv_dtype, "type of the KV cache: bf16, f16 or f32")
+      ->check(CLI::IsMember({"bf16", "f16", "f32", "fp16", "fp32"}))
+      ->capture_default_str();
+  command.add_option("--kv-mib", kv_mib, "size of the KV cache, MiB")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--max-step-tokens", max_step_tokens, "tokens computed in one step at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--isa", isa, "force attention's instruction set: scalar, avx2, avx512, avx512_bf16")
+      ->check(check_isa);
+  command.add_option("--device-model", device_model, "constants of the cost model: a file, or `default`");
+}
 
 std::vector<std::int32_t> Session::tokens_of(const std::string& shared, const std::string& question) const {
   const std::string text = shared.empty() ? question : shared + "\n\n" + question;
@@ -41,7 +68,7 @@ std::vector<std::int32_t> Session::tokens_of(const std::string& shared, const st
   return chat->render(tokenizer, messages, true);
 }
 
-Session open_session(const GenerateFlags& flags, ProgressBar& bar) {
+Session open_session(const EngineFlags& flags, ProgressBar& bar) {
   Session session;
   engine::ModelOptions options;
   options.num_threads = flags.threads;
@@ -59,7 +86,7 @@ Session open_session(const GenerateFlags& flags, ProgressBar& bar) {
   return session;
 }
 
-engine::EngineOptions engine_options(const GenerateFlags& flags) {
+engine::EngineOptions engine_options(const EngineFlags& flags) {
   engine::EngineOptions options;
   options.plan = plan_options_from_environment();
   flags.plan.apply(options.plan);

@@ -12,20 +12,12 @@
 
 namespace headwater::cli {
 
-struct GenerateFlags {
-  std::vector<std::string> prompts;
-  std::string prompt_file;
-  std::string shared_file;
-  std::string questions_file;
+/// The model and how the engine runs it: flags that `generate` and `serve` share.
+struct EngineFlags {
   std::string model;
   std::string chat_template;
   std::string system;
   bool raw = false;
-  int parallel = 1;
-  int max_tokens = 128;
-  engine::SamplingParams sampling;
-  std::vector<std::string> stop;
-  bool ignore_eos = false;
   PlanFlags plan;
   bool batch_invariant = false;
   bool no_prefix_cache = false;
@@ -36,6 +28,21 @@ struct GenerateFlags {
   int max_step_tokens = 512;
   std::string isa;
   std::string device_model;
+
+  /// All but --raw.
+  void add_to(CLI::App& command);
+};
+
+struct GenerateFlags : EngineFlags {
+  std::vector<std::string> prompts;
+  std::string prompt_file;
+  std::string shared_file;
+  std::string questions_file;
+  int parallel = 1;
+  int max_tokens = 128;
+  engine::SamplingParams sampling;
+  std::vector<std::string> stop;
+  bool ignore_eos = false;
   bool explain = false;
   bool json = false;
   bool quiet = false;
@@ -55,9 +62,11 @@ struct Session {
 };
 
 /// Loads the model (default: SmolLM2-135M-Instruct in the cache folder) with a progress bar.
-[[nodiscard]] Session open_session(const GenerateFlags& flags, ProgressBar& bar);
+[[nodiscard]] Session open_session(const EngineFlags& flags, ProgressBar& bar);
+/// --model, or the model in the cache folder. Throws Error(io) where neither exists.
+[[nodiscard]] std::string model_path(const EngineFlags& flags);
 /// Engine options from the flags and, where a flag is absent, the environment.
-[[nodiscard]] engine::EngineOptions engine_options(const GenerateFlags& flags);
+[[nodiscard]] engine::EngineOptions engine_options(const EngineFlags& flags);
 /// Lines that are not blank.
 [[nodiscard]] std::vector<std::string> lines_of_file(const std::string& path);
 

@@ -16,6 +16,8 @@ class Utf8Stream {
   [[nodiscard]] std::string push(std::string_view bytes);
   /// The end of the stream: U+FFFD if it ended inside a character, or nothing.
   [[nodiscard]] std::string finish();
+  /// Bytes of the character that is not complete.
+  [[nodiscard]] std::size_t held() const noexcept { return pending_.size(); }
 
  private:
   std::string pending_;  ///< the first 1-3 bytes of a character
@@ -29,6 +31,7 @@ class Detokenizer {
 
   [[nodiscard]] std::string push(TokenId token);
   [[nodiscard]] std::string finish() { return utf8_.finish(); }
+  [[nodiscard]] std::size_t held() const noexcept { return utf8_.held(); }
 
  private:
   const Tokenizer* tokenizer_;

@@ -85,6 +85,17 @@ struct Engine::Impl {
   struct Job {
     Request request;  // without its prompt
     std::map<int, Output> outputs;
+    std::vector<PlaceLogprobs> prompt_places;  // [prompt_len - 1] of the tokens from the second on, until they are told
+  };
+  /// A row whose logits are wanted: to sample the token at `position`, or to judge the prompt's.
+  struct Wanted {
+    ScheduledSample scheduled;
+    std::int64_t position = 0;
+    bool samples = false;
+  };
+  struct Chosen {
+    std::int32_t token = -1;
+    PlaceLogprobs logprobs;  // where they were asked for
   };
 
   Impl(std::shared_ptr<const Model> model_in, const EngineOptions& options_in)
@@ -99,8 +110,10 @@ struct Engine::Impl {
   bool cancel(RequestId id);
   void step(std::vector<Event>& events);
   void compute();
+  void want_rows(std::size_t index);
   void sample(int first, int count, const float* logits);
-  void accept(Sample& sample, std::int32_t token, std::vector<Event>& events);
+  void sample_row(std::size_t row, std::span<const float> logits, SamplerScratch& memory);
+  void accept(Sample& sample, Chosen& one, std::vector<Event>& events);
   void finish(RequestId id, int index, Event event, std::vector<Event>& events);
   void fail(std::unique_ptr<Sample> sample, const std::string& error, std::vector<Event>& events);
   void fail_batch(const std::string& error, std::vector<Event>& events);
@@ -117,10 +130,11 @@ struct Engine::Impl {
   std::map<RequestId, Job> jobs;
   std::vector<Event> pending;  // of cancelled requests, for the next step
   StepBatch batch;
-  std::vector<std::int32_t> logit_rows;           // of the batch
-  std::vector<ScheduledSample> wanting;           // the sample of each logit row
-  std::vector<std::vector<std::int32_t>> chosen;  // [wanting]: a token for the sample and for each of its forks
-  std::vector<SamplerScratch> scratch;            // [workers]
+  std::vector<std::int32_t> logit_rows;     // of the batch
+  std::vector<Wanted> wanting;              // what each logit row is for
+  std::vector<std::vector<Chosen>> chosen;  // [wanting]: a token for the sample and for each of its forks
+  std::vector<SamplerScratch> scratch;      // [workers]
+  std::vector<StepRequest> requests;        // of the last step
   StepStats last;
   EngineStats sums;
 };
@@ -139,6 +153,16 @@ RequestId Engine::Impl::submit(Request request) {
     }
   }
   check_settings(request);
+  for (std::size_t i = 0; i < request.sampling.logit_bias.size(); ++i) {
+    const std::int32_t token = request.sampling.logit_bias[i].token;
+    if (token < 0 || token >= config.vocab) {
+      refuse("sampling.logit_bias[" + std::to_string(i) + "].token", std::to_string(token),
+             "a token id in [0, " + std::to_string(config.vocab) + ")");
+    }
+  }
+  if (request.num_logprobs > config.vocab) {
+    refuse("num_logprobs", std::to_string(request.num_logprobs), "at most " + std::to_string(config.vocab));
+  }
   const auto prompt_len = static_cast<std::int64_t>(request.prompt.size());
   const std::int64_t pages = (prompt_len + options.page_size - 1) / options.page_size;
   if (pages > num_pages) {
@@ -158,6 +182,13 @@ RequestId Engine::Impl::submit(Request request) {
   sample->prompt_len = prompt_len;
   sample->salt = request.salt;
   sample->num_forks = request.num_samples - 1;
+  sample->adopts = !request.prompt_logprobs;
+  if (request.prompt_logprobs) {
+    job.prompt_places.resize(static_cast<std::size_t>(prompt_len - 1));
+    for (PlaceLogprobs& place : job.prompt_places) {
+      place.top.reserve(static_cast<std::size_t>(std::max(request.num_logprobs, 0)));
+    }
+  }
   job.request = std::move(request);
   jobs.emplace(next_id, std::move(job));
   scheduler.add(std::move(sample));
@@ -193,6 +224,12 @@ void Engine::Impl::step(std::vector<Event>& events) {
   for (FailedSample& failed : batch.failed) fail(std::move(failed.sample), failed.error, events);
   last = {};
   last.step = sums.steps + 1;
+  requests.clear();
+  for (const ScheduledSample& scheduled : batch.samples) {
+    const Sample& sample = *scheduled.sample;
+    requests.push_back({sample.request, jobs.at(sample.request).request.tag, sample.index, sample.prompt_len,
+                        scheduled.begin + scheduled.num_rows, scheduled.num_rows});
+  }
   if (!batch.samples.empty()) {
     try {
       compute();
@@ -201,15 +238,17 @@ void Engine::Impl::step(std::vector<Event>& events) {
       return;
     }
     // Before pages are cached. Those of a prompt's earlier steps, which had no logits, are cached already.
-    for (std::size_t i = 0; i < wanting.size(); ++i) wanting[i].sample->cacheable = chosen[i].front() >= 0;
+    for (std::size_t i = 0; i < wanting.size(); ++i) {
+      if (wanting[i].samples) wanting[i].scheduled.sample->cacheable = chosen[i].front().token >= 0;
+    }
     scheduler.mark_computed(batch);
     for (std::size_t i = 0; i < wanting.size(); ++i) {
-      Sample& sample = *wanting[i].sample;
-      const std::vector<std::int32_t>& tokens = chosen[i];
+      if (!wanting[i].samples) continue;
+      Sample& sample = *wanting[i].scheduled.sample;
       std::vector<Sample*> family{&sample};
       for (int fork = 1; fork <= sample.num_forks; ++fork) family.push_back(&scheduler.fork(sample, fork));
       sample.num_forks = 0;
-      for (std::size_t j = 0; j < family.size(); ++j) accept(*family[j], tokens[j], events);
+      for (std::size_t j = 0; j < family.size(); ++j) accept(*family[j], chosen[i][j], events);
     }
   }
   record(seconds_since(begin));
@@ -222,37 +261,82 @@ void Engine::Impl::compute() {
   last.plan_seconds = seconds_since(begin);
   logit_rows.clear();
   wanting.clear();
-  for (std::size_t i = 0; i < batch.samples.size(); ++i) {
-    if (!batch.samples[i].wants_token) continue;
-    logit_rows.push_back(batch.qo_indptr[i + 1] - 1);
-    wanting.push_back(batch.samples[i]);
-  }
+  for (std::size_t i = 0; i < batch.samples.size(); ++i) want_rows(i);
   chosen.assign(wanting.size(), {});
-  for (std::size_t i = 0; i < wanting.size(); ++i) {
-    chosen[i].reserve(static_cast<std::size_t>(wanting[i].sample->num_forks) + 1);
+  for (std::size_t i = 0; i < wanting.size(); ++i) {  // here, since the workers must not throw
+    if (!wanting[i].samples) continue;
+    const Sample& sample = *wanting[i].scheduled.sample;
+    chosen[i].resize(static_cast<std::size_t>(sample.num_forks) + 1);
+    const int num_top = jobs.at(sample.request).request.num_logprobs;
+    for (Chosen& one : chosen[i]) one.logprobs.top.reserve(static_cast<std::size_t>(std::max(num_top, 0)));
   }
-  runner.forward(plan, {batch.tokens, batch.positions, batch.token_slots, batch.copies, logit_rows});
-  runner.logits([this](int first, int count, const float* logits) { sample(first, count, logits); });
+  Fallback fallback{[this]() -> const Plan& { return planner.flat_plan(batch); }};
+  if (options.inject_cascade_failure) {
+    fallback.inject = [this](int layer) { return options.inject_cascade_failure(last.step, layer); };
+  }
+  const auto forward_begin = Clock::now();
+  runner.forward(plan, {batch.tokens, batch.positions, batch.token_slots, batch.copies, logit_rows}, fallback);
+  runner.logits([this](int first, int count, const float* logits) {
+    const auto sample_begin = Clock::now();
+    sample(first, count, logits);
+    last.sample_seconds += seconds_since(sample_begin);
+  });
+  last.forward_seconds = seconds_since(forward_begin) - last.sample_seconds;
+}
+
+/// Adds the rows of a scheduled sample whose logits are wanted.
+void Engine::Impl::want_rows(std::size_t index) {
+  const ScheduledSample& scheduled = batch.samples[index];
+  const Sample& sample = *scheduled.sample;
+  const std::int32_t begin = batch.qo_indptr[index];
+  if (!sample.adopts) {
+    for (int row = 0; row < scheduled.num_rows && scheduled.begin + row + 1 < sample.prompt_len; ++row) {
+      logit_rows.push_back(begin + row);
+      wanting.push_back({scheduled, scheduled.begin + row + 1, false});
+    }
+  }
+  if (!scheduled.wants_token) return;
+  logit_rows.push_back(begin + scheduled.num_rows - 1);
+  wanting.push_back({scheduled, static_cast<std::int64_t>(sample.tokens.size()), true});
+}
+
+/// Allocates nothing: what it fills has been given room.
+void Engine::Impl::sample_row(std::size_t row, std::span<const float> logits, SamplerScratch& memory) {
+  const Wanted& wanted = wanting[row];
+  const Sample& sample = *wanted.scheduled.sample;
+  Job& job = jobs.at(sample.request);
+  const Request& request = job.request;
+  if (!wanted.samples) {
+    const auto position = static_cast<std::size_t>(wanted.position);
+    token_logprobs(logits, sample.tokens[position], std::max(request.num_logprobs, 0), job.prompt_places[position - 1],
+                   memory);
+    return;
+  }
+  const std::span<const std::int32_t> generated =
+      std::span(sample.tokens).subspan(static_cast<std::size_t>(sample.prompt_len));
+  const std::span<const float> adjusted = adjusted_logits(logits, request.sampling, generated, memory);
+  for (std::size_t fork = 0; fork < chosen[row].size(); ++fork) {
+    Chosen& one = chosen[row][fork];
+    one.token =
+        sample_token(adjusted, request.sampling, sample.index + static_cast<int>(fork), wanted.position, memory);
+    if (request.num_logprobs >= 0) token_logprobs(logits, one.token, request.num_logprobs, one.logprobs, memory);
+  }
 }
 
 void Engine::Impl::sample(int first, int count, const float* logits) {
   const auto vocab = static_cast<std::size_t>(model->config().vocab);
+  const std::size_t most = std::max(vocab, static_cast<std::size_t>(model->config().context));
   Executor& executor = model->executor();
   scratch.resize(static_cast<std::size_t>(executor.num_workers()));
   for (SamplerScratch& memory : scratch) {  // here, since the workers must not throw
-    memory.candidates.reserve(vocab);
+    memory.candidates.reserve(most);
     memory.weights.reserve(vocab);
+    memory.logits.reserve(vocab);
   }
   const auto choose = [&](int worker, int workers) {
     for (int i = worker; i < count; i += workers) {
-      const auto row = static_cast<std::size_t>(first + i);
-      const Sample& sample = *wanting[row].sample;
-      const SamplingParams& params = jobs.at(sample.request).request.sampling;
       const std::span<const float> values(logits + static_cast<std::size_t>(i) * vocab, vocab);
-      for (int index = sample.index; index <= sample.index + sample.num_forks; ++index) {
-        chosen[row].push_back(sample_token(values, params, index, static_cast<std::int64_t>(sample.tokens.size()),
-                                           scratch[static_cast<std::size_t>(worker)]));
-      }
+      sample_row(static_cast<std::size_t>(first + i), values, scratch[static_cast<std::size_t>(worker)]);
     }
   };
   if (count == 1) return choose(0, 1);
@@ -268,18 +352,32 @@ void Engine::Impl::sample(int first, int count, const float* logits) {
       &context);
 }
 
-void Engine::Impl::accept(Sample& sample, std::int32_t token, std::vector<Event>& events) {
+void Engine::Impl::accept(Sample& sample, Chosen& one, std::vector<Event>& events) {
+  const std::int32_t token = one.token;
   if (token < 0) {
     fail(scheduler.remove(sample), "logits at position " + std::to_string(sample.tokens.size()) + " are not finite",
          events);
     return;
   }
-  const Request& request = jobs.at(sample.request).request;
-  Output& output = jobs.at(sample.request).outputs.at(sample.index);
+  Job& job = jobs.at(sample.request);
+  const Request& request = job.request;
+  Output& output = job.outputs.at(sample.index);
   sample.tokens.push_back(token);
   ++output.num_generated;
   ++sums.generated_tokens;
-  Event event{sample.request, sample.index, token, output.text.push(token), {}, {}};
+  Event event;
+  event.request = sample.request;
+  event.sample = sample.index;
+  event.token = token;
+  event.text = output.text.push(token);
+  event.held_bytes = output.text.held();
+  event.cached_tokens = sample.adopted;
+  if (request.num_logprobs >= 0) event.logprobs = std::move(one.logprobs);
+  if (sample.index == 0) {
+    event.prompt_logprobs = std::move(job.prompt_places);
+    job.prompt_places.clear();
+    sample.adopts = true;  // told once
+  }
   const bool ends = !request.ignore_eos && model->tokenizer().ends_generation(token);
   const bool stops =
       std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) != request.stop_tokens.end();
@@ -304,6 +402,7 @@ void Engine::Impl::finish(RequestId id, int index, Event event, std::vector<Even
   event.request = id;
   event.sample = index;
   event.text += output->second.text.finish();
+  event.held_bytes = output->second.text.held();
   job->second.outputs.erase(output);
   if (job->second.outputs.empty()) jobs.erase(job);
   events.push_back(std::move(event));
@@ -338,6 +437,7 @@ void Engine::Impl::record(double step_seconds) {
   const ForwardStats& forward = runner.stats();
   last.plan = planner.last().stats();
   last.path = forward.path;
+  last.cascade_error = forward.cascade_error;
   last.isa = forward.isa;
   last.kv_bytes_read = forward.kv_bytes_read;
   last.kv_bytes_flat = last.plan.kv_bytes_flat * layers;
@@ -346,6 +446,7 @@ void Engine::Impl::record(double step_seconds) {
   last.append_seconds = forward.append_seconds;
   last.product_seconds = forward.product_seconds;
   sums.cascade_steps += forward.path == Path::cascade ? 1 : 0;
+  sums.cascade_failures += forward.cascade_error.empty() ? 0 : 1;
   sums.computed_tokens += batch.prefill_rows;
   sums.kv_bytes_read += last.kv_bytes_read;
   sums.kv_bytes_flat += last.kv_bytes_flat;
@@ -385,6 +486,9 @@ const Plan& Engine::last_plan() const noexcept {
 const StepStats& Engine::last_step() const noexcept {
   return impl_->last;
 }
+std::span<const StepRequest> Engine::last_requests() const noexcept {
+  return impl_->requests;
+}
 const EngineStats& Engine::stats() const noexcept {
   return impl_->sums;
 }
@@ -402,6 +506,9 @@ std::int64_t Engine::num_pages() const noexcept {
 }
 std::int64_t Engine::num_free_pages() const noexcept {
   return impl_->scheduler.pool().num_free();
+}
+std::int64_t Engine::num_idle_cached_pages() const {
+  return impl_->scheduler.num_idle_cached_pages();
 }
 void Engine::audit() const {
   impl_->scheduler.audit();

@@ -55,6 +55,8 @@ struct EngineOptions {
   PlanOptions plan;                   ///< policy, cascade switch, batch_invariant; mask fields are the model's
   DeviceModel device = DeviceModel::default_cpu();
   std::optional<Isa> isa;  ///< force an attention kernel; default: the best
+  /// For tests: true lets the cascade launch of that layer of that step fail.
+  std::function<bool(std::int64_t step, int layer)> inject_cascade_failure;
 };
 
 /// What a step did. Bytes of K and V are summed over all layers.
@@ -66,6 +68,7 @@ struct StepStats {
   int preempted = 0;      ///< samples sent back to the queue for want of pages
   PlanStats plan;         ///< of one layer
   Path path = Path::flat;
+  std::string cascade_error;  ///< not empty: a cascade launch failed and flat ones took its place; path is then flat
   Isa isa = Isa::scalar;
   std::int64_t kv_bytes_read = 0;    ///< read by the executed work items
   std::int64_t kv_bytes_flat = 0;    ///< what flat attention reads
@@ -74,13 +77,26 @@ struct StepStats {
   double attention_seconds = 0;  ///< attention runs, appends excluded
   double append_seconds = 0;     ///< writing keys and values into the cache
   double product_seconds = 0;    ///< matrix products
+  double forward_seconds = 0;    ///< the whole forward pass: these and the small operations between them
+  double sample_seconds = 0;     ///< choosing tokens from logits
   double step_seconds = 0;       ///< everything, sampling included
+};
+
+/// A sample's part in a step.
+struct StepRequest {
+  RequestId request = 0;
+  std::uint64_t tag = 0;  ///< Request::tag
+  int sample = 0;
+  std::int64_t prompt_tokens = 0;
+  std::int64_t tokens = 0;  ///< that its rows could see
+  int rows = 0;             ///< computed in the step
 };
 
 /// Sums since the engine was made.
 struct EngineStats {
   std::int64_t steps = 0;
   std::int64_t cascade_steps = 0;
+  std::int64_t cascade_failures = 0;      ///< steps in which a cascade launch failed
   std::int64_t prompt_tokens = 0;         ///< of accepted requests
   std::int64_t cached_prompt_tokens = 0;  ///< of those, adopted instead of computed
   std::int64_t computed_tokens = 0;       ///< prompt rows computed
@@ -122,6 +138,8 @@ class Engine {
   /// Plan of the last step: describe() tells what was shared and why.
   [[nodiscard]] const Plan& last_plan() const noexcept;
   [[nodiscard]] const StepStats& last_step() const noexcept;
+  /// Who took part in the last step, in the order of the plan's requests.
+  [[nodiscard]] std::span<const StepRequest> last_requests() const noexcept;
   [[nodiscard]] const EngineStats& stats() const noexcept;
   /// Each request's lookup is counted once, when it is first admitted.
   [[nodiscard]] PrefixCacheStats prefix_cache_stats() const noexcept;
@@ -130,6 +148,8 @@ class Engine {
   [[nodiscard]] const EngineOptions& options() const noexcept;
   [[nodiscard]] std::int64_t num_pages() const noexcept;
   [[nodiscard]] std::int64_t num_free_pages() const noexcept;
+  /// Pages that the prefix cache alone holds: they are given up when others need them.
+  [[nodiscard]] std::int64_t num_idle_cached_pages() const;
 
   /// Recounts all page references; throws Error(internal) naming the first page whose count is off. For tests.
   void audit() const;

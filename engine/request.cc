@@ -40,11 +40,20 @@ void check_sampling(const SamplingParams& params) {
   if (!(params.top_p > 0.0F) || !(params.top_p <= 1.0F)) {
     refuse("sampling.top_p", params.top_p, "more than 0 and at most 1");
   }
+  if (!std::isfinite(params.presence_penalty)) refuse("sampling.presence_penalty", params.presence_penalty, "finite");
+  if (!std::isfinite(params.frequency_penalty)) {
+    refuse("sampling.frequency_penalty", params.frequency_penalty, "finite");
+  }
+  for (std::size_t i = 0; i < params.logit_bias.size(); ++i) {
+    const float bias = params.logit_bias[i].bias;
+    if (!std::isfinite(bias)) refuse(fmt::format("sampling.logit_bias[{}].bias", i), bias, "finite");
+  }
 }
 
 void check_settings(const Request& request) {
   if (request.num_samples < 1) refuse("num_samples", request.num_samples, "at least 1");
   if (request.max_tokens < 1) refuse("max_tokens", request.max_tokens, "at least 1");
+  if (request.num_logprobs < -1) refuse("num_logprobs", request.num_logprobs, "at least -1");
   check_sampling(request.sampling);
   (void)StopStrings(request.stop);
 }

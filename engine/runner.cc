@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "engine/omp_executor.h"
+#include "headwater/error.h"
 
 namespace headwater::engine {
 namespace {
@@ -98,7 +99,7 @@ void Runner::product(const Product& product, const void* weights, const void* x,
   product.run(weights, x, y, rows, fixed_rows_);
 }
 
-void Runner::forward(const Plan& plan, const ForwardRows& rows) {
+void Runner::forward(const Plan& plan, const ForwardRows& rows, const Fallback& fallback) {
   const ProductThreads threads(model_.num_threads());
   stats_ = {};
   stats_.path = plan.stats().path;
@@ -108,8 +109,9 @@ void Runner::forward(const Plan& plan, const ForwardRows& rows) {
   workspace_.reserve(plan.workspace_size());
   embed(rows);
   int live_rows = num_rows;
+  const Plan* working = &plan;
   for (int layer = 0; layer < config_.num_layers; ++layer) {
-    attention_layer(plan, rows, layer);
+    working = &attention_layer(*working, rows, layer, fallback);
     if (layer + 1 == config_.num_layers) {
       // Nothing after the last attention is needed for rows without logits.
       keep_logit_rows(rows.logit_rows);
@@ -144,7 +146,7 @@ void Runner::norm(std::span<const float> weight, int num_rows) {
   });
 }
 
-void Runner::attention_layer(const Plan& plan, const ForwardRows& rows, int layer) {
+const Plan& Runner::attention_layer(const Plan& plan, const ForwardRows& rows, int layer, const Fallback& fallback) {
   const LayerWeights& weights = model_.weights().layer(layer);
   const int num_rows = static_cast<int>(rows.tokens.size());
   const auto q_width = static_cast<std::size_t>(config_.q_width());
@@ -173,13 +175,32 @@ void Runner::attention_layer(const Plan& plan, const ForwardRows& rows, int laye
     cpu::append_kv(cache, {k, DType::f32, row_stride, config_.head_dim}, {v, DType::f32, row_stride, config_.head_dim},
                    rows.token_slots, config_.num_kv_heads, config_.head_dim, config_.head_dim, {}, {}, executor_);
   }
+  const Stopwatch watch(stats_.attention_seconds);
+  try {
+    if (fallback.inject && plan.stats().path == Path::cascade && fallback.inject(layer)) {
+      throw Error(ErrorCode::device, "injected failure of layer " + std::to_string(layer));
+    }
+    attend(plan, layer);
+    return plan;
+  } catch (const std::exception& error) {
+    if (plan.stats().path != Path::cascade || !fallback.flat_plan) throw;
+    stats_.cascade_error = error.what();
+  }
+  const Plan& flat = fallback.flat_plan();
+  workspace_.reserve(flat.workspace_size());
+  attend(flat, layer);
+  return flat;
+}
+
+void Runner::attend(const Plan& plan, int layer) {
+  const KvCache& cache = storage_.layer(layer);
+  const DType type = model_.weight_type();
   cpu::RunArgs args;
   args.q = {query_.data(), type, config_.q_width(), config_.head_dim};
   args.kv = std::span(&cache, 1);
   args.out = {attended_.data(), type, config_.q_width(), config_.head_dim};
   args.workspace = {workspace_.data(), plan.workspace_size()};
   args.isa = isa_;
-  const Stopwatch watch(stats_.attention_seconds);
   const cpu::RunOutcome outcome = cpu::run(plan, args, executor_);
   stats_.path = outcome.path;
   stats_.isa = outcome.isa;

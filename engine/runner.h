@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "engine/huge_buffer.h"
 #include "engine/kv_storage.h"
@@ -35,6 +36,14 @@ struct ForwardStats {
   double attention_seconds = 0;
   double append_seconds = 0;
   double product_seconds = 0;
+  std::string cascade_error;  ///< not empty: a cascade launch failed, flat ones took its place from there on
+};
+
+/// What takes the place of a cascade launch that fails. Keys and values have been appended by then; only attention is
+/// run again.
+struct Fallback {
+  std::function<const Plan&()> flat_plan;      ///< of the same batch; empty: the failure is the caller's
+  std::function<bool(int layer)> inject = {};  ///< for tests: true lets that layer's cascade launch fail
 };
 
 class Runner {
@@ -47,7 +56,7 @@ class Runner {
   /// The attention call that plans must be made for.
   [[nodiscard]] AttentionShape attention_shape() const noexcept;
   /// Computes all rows; their keys and values are in the cache afterwards.
-  void forward(const Plan& plan, const ForwardRows& rows);
+  void forward(const Plan& plan, const ForwardRows& rows, const Fallback& fallback = {});
   /// Calls fn(first, logits) for blocks of logit_rows: logits [n, vocabulary] of logit_rows[first .. first + n).
   void logits(const std::function<void(int first, int count, const float* logits)>& fn);
 
@@ -59,7 +68,9 @@ class Runner {
  private:
   void reserve(int num_rows);
   void embed(const ForwardRows& rows);
-  void attention_layer(const Plan& plan, const ForwardRows& rows, int layer);
+  /// Returns the plan that worked.
+  const Plan& attention_layer(const Plan& plan, const ForwardRows& rows, int layer, const Fallback& fallback);
+  void attend(const Plan& plan, int layer);
   void ffn_layer(int layer, int num_rows);
   void keep_logit_rows(std::span<const std::int32_t> logit_rows);
   void norm(std::span<const float> weight, int num_rows);

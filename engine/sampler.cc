@@ -97,4 +97,54 @@ std::int32_t sample_token(std::span<const float> logits, const SamplingParams& p
   return best;
 }
 
+std::span<const float> adjusted_logits(std::span<const float> logits, const SamplingParams& params,
+                                       std::span<const std::int32_t> generated, SamplerScratch& scratch) {
+  const bool penalised = params.presence_penalty != 0.0F || params.frequency_penalty != 0.0F;
+  if (params.logit_bias.empty() && (!penalised || generated.empty())) return logits;
+  std::vector<float>& out = scratch.logits;
+  out.assign(logits.begin(), logits.end());
+  for (const LogitBias& bias : params.logit_bias) out[static_cast<std::size_t>(bias.token)] += bias.bias;
+  if (!penalised) return out;
+  // Sorted, equal tokens are neighbours and their number is known at once.
+  std::vector<std::int32_t>& tokens = scratch.candidates;
+  tokens.assign(generated.begin(), generated.end());
+  std::sort(tokens.begin(), tokens.end());
+  for (std::size_t begin = 0; begin < tokens.size();) {
+    std::size_t end = begin;
+    while (end < tokens.size() && tokens[end] == tokens[begin]) ++end;
+    out[static_cast<std::size_t>(tokens[begin])] -=
+        params.presence_penalty + params.frequency_penalty * static_cast<float>(end - begin);
+    begin = end;
+  }
+  return out;
+}
+
+void token_logprobs(std::span<const float> logits, std::int32_t token, int num_top, PlaceLogprobs& out,
+                    SamplerScratch& scratch) {
+  out.top.clear();
+  out.chosen = {token, -INFINITY};
+  const std::int32_t best = most_likely(logits);
+  if (best < 0 || token < 0) return;
+  const double top = logits[static_cast<std::size_t>(best)];
+  double sum = 0.0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - top);
+  const double log_sum = top + std::log(sum);
+  const auto logprob = [&](std::int32_t id) {
+    return static_cast<float>(static_cast<double>(logits[static_cast<std::size_t>(id)]) - log_sum);
+  };
+  out.chosen.logprob = logprob(token);
+  const std::size_t count = std::min(static_cast<std::size_t>(num_top), logits.size());
+  if (count == 0) return;
+  std::vector<std::int32_t>& ids = scratch.candidates;
+  ids.resize(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  const auto middle = ids.begin() + static_cast<std::ptrdiff_t>(count);
+  std::partial_sort(ids.begin(), middle, ids.end(), [&](std::int32_t a, std::int32_t b) {
+    const float la = logits[static_cast<std::size_t>(a)];
+    const float lb = logits[static_cast<std::size_t>(b)];
+    return la != lb ? la > lb : a < b;
+  });
+  for (std::size_t i = 0; i < count; ++i) out.top.push_back({ids[i], logprob(ids[i])});
+}
+
 }  // namespace headwater::engine

@@ -153,7 +153,7 @@ void Scheduler::place(Sample& sample, int num_rows, StepBatch& batch) {
 
 /// Whether a running sample is about to compute, and cache, more of this sample's prefix than has been computed so far.
 bool Scheduler::awaits_prefix(const Sample& sample) const {
-  if (!options_.prefix_cache) return false;
+  if (!options_.prefix_cache || !sample.adopts) return false;
   const auto adoptable = static_cast<std::int64_t>(sample.tokens.size() - 1) / options_.page_size;
   for (const auto& other : running_) {
     if (other->salt != sample.salt || other->num_left() <= 1) continue;
@@ -172,11 +172,16 @@ bool Scheduler::has_room_for(std::int64_t missing) const {
             static_cast<std::int64_t>(pool_.pages(sample->sequence).size());
   }
   if (room >= 0 || !options_.prefix_cache) return room >= 0;
+  return room + num_idle_cached_pages() >= 0;
+}
+
+std::int64_t Scheduler::num_idle_cached_pages() const {
   const std::vector<std::int32_t> held = cache_.held_pages();
+  std::int64_t count = 0;
   for (std::size_t page = 0; page < held.size(); ++page) {
-    if (held[page] > 0 && pool_.ref_count(static_cast<std::int32_t>(page)) == held[page]) ++room;
+    if (held[page] > 0 && pool_.ref_count(static_cast<std::int32_t>(page)) == held[page]) ++count;
   }
-  return room >= 0;
+  return count;
 }
 
 void Scheduler::admit(int budget, StepBatch& batch) {
@@ -188,7 +193,7 @@ void Scheduler::admit(int budget, StepBatch& batch) {
       continue;
     }
     std::vector<std::int32_t> cached;
-    if (options_.prefix_cache) cached = cache_.lookup(sample.tokens, sample.salt);
+    if (options_.prefix_cache && sample.adopts) cached = cache_.lookup(sample.tokens, sample.salt);
     // Adopted at once: from now on nobody evicts them.
     sample.sequence = cached.empty() ? pool_.create() : pool_.adopt(cached);
     sample.computed = static_cast<std::int64_t>(cached.size()) * options_.page_size;
@@ -222,8 +227,9 @@ void Scheduler::admit(int budget, StepBatch& batch) {
 
 /// To be called when a sample has adopted what it found.
 void Scheduler::count_lookup(Sample& sample) {
-  if (sample.counted || !options_.prefix_cache) return;
+  if (sample.counted || !options_.prefix_cache || !sample.adopts) return;
   sample.counted = true;
+  sample.adopted = sample.computed;
   ++admitted_.lookups;
   admitted_.hits += sample.computed > 0 ? 1 : 0;
   admitted_.tokens_requested += static_cast<std::int64_t>(sample.tokens.size());

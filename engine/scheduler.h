@@ -39,7 +39,8 @@ struct Sample {
   std::vector<std::int32_t> tokens;  ///< prompt, then generated
   std::int64_t prompt_len = 0;
   std::uint64_t salt = 0;
-  int num_forks = 0;  ///< samples still to be forked off when the prompt has been computed
+  int num_forks = 0;   ///< samples still to be forked off when the prompt has been computed
+  bool adopts = true;  ///< false: it computes its whole prompt, whatever is cached
 
   // The scheduler's own.
   std::int64_t serial = 0;        ///< differs for every sample
@@ -48,6 +49,7 @@ struct Sample {
   std::int64_t scheduled_in = 0;  ///< last step that gave it rows
   bool table_replaced = false;    ///< earlier page ids changed since the last step that ran it
   bool counted = false;           ///< its lookup in the prefix cache has been counted
+  std::int64_t adopted = 0;       ///< tokens that it found in the prefix cache when it was first admitted
   bool cacheable = true;          ///< false: its pages may hold what is not finite, nobody is to adopt them
 
   [[nodiscard]] std::int64_t num_left() const noexcept { return static_cast<std::int64_t>(tokens.size()) - computed; }
@@ -112,6 +114,8 @@ class Scheduler {
   /// The cache's statistics, with each request's lookup counted once: when it is first admitted. (The cache itself also
   /// counts the tries of a request that waits for room, and those after it was sent back.)
   [[nodiscard]] PrefixCacheStats prefix_cache_stats() const noexcept;
+  /// Pages that the prefix cache alone holds.
+  [[nodiscard]] std::int64_t num_idle_cached_pages() const;
   /// Throws Error(internal) when a reference count is off.
   void audit() const;
 

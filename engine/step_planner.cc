@@ -33,7 +33,7 @@ void StepPlanner::find_changes(const StepBatch& batch) {
   for (; old < members_.size(); ++old) left_.push_back(static_cast<std::int32_t>(old));
 }
 
-const Plan& StepPlanner::plan(const StepBatch& batch) {
+Batch StepPlanner::tables_of(const StepBatch& batch) const {
   Batch tables;
   tables.qo_indptr = batch.qo_indptr;
   tables.kv.indptr = batch.kv_indptr;
@@ -41,6 +41,17 @@ const Plan& StepPlanner::plan(const StepBatch& batch) {
   tables.kv.last_page_len = batch.kv_last_page_len;
   tables.kv.page_size = page_size_;
   tables.kv.num_pages = num_pages_;
+  return tables;
+}
+
+const Plan& StepPlanner::flat_plan(const StepBatch& batch) {
+  PlanOptions options = options_;
+  options.cascade = CascadeSwitch::off;
+  return flat_ = planner_.plan(shape_, tables_of(batch), options);
+}
+
+const Plan& StepPlanner::plan(const StepBatch& batch) {
+  const Batch tables = tables_of(batch);
   if (std::exchange(made_, false)) {  // after an error from nothing
     find_changes(batch);
     const Changes changes{grown_, joined_, left_};

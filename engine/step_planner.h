@@ -17,6 +17,8 @@ class StepPlanner {
 
   /// Plan of a batch with at least one row; valid until the next call.
   const Plan& plan(const StepBatch& batch);
+  /// A flat plan of the batch, made from nothing; last() stays as it is. Valid until the next call.
+  const Plan& flat_plan(const StepBatch& batch);
   [[nodiscard]] const Plan& last() const noexcept { return plan_; }
 
  private:
@@ -25,6 +27,7 @@ class StepPlanner {
     int num_rows;
   };
   void find_changes(const StepBatch& batch);
+  [[nodiscard]] Batch tables_of(const StepBatch& batch) const;
 
   AttentionShape shape_;
   PlanOptions options_;
@@ -32,6 +35,7 @@ class StepPlanner {
   std::int32_t num_pages_;
   Planner planner_;
   Plan plan_;
+  Plan flat_;
   bool made_ = false;
   std::vector<Member> members_;  ///< of plan_
   std::vector<std::int32_t> grown_, joined_, left_;

@@ -32,7 +32,10 @@ StopStrings::StopStrings(std::vector<std::string> stops) : stops_(std::move(stop
 }
 
 std::string StopStrings::push(std::string_view text) {
-  if (stopped()) return {};
+  if (stopped()) {
+    num_dropped_ += text.size();
+    return {};
+  }
   for (std::size_t at = 0; at < text.size(); ++at) {
     for (std::size_t i = 0; i < stops_.size(); ++i) {
       const std::string& stop = stops_[i];
@@ -43,6 +46,7 @@ std::string StopStrings::push(std::string_view text) {
     }
     if (matched_) {
       held_.append(text.substr(0, at + 1));
+      num_dropped_ += text.size() - at - 1;
       return take(stops_[*matched_].size());
     }
   }

@@ -30,6 +30,8 @@ class StopStrings {
   [[nodiscard]] bool stopped() const noexcept { return matched_.has_value(); }
   /// Index of the stop string that ended the stream: the one whose last byte came first; among several, the longest.
   [[nodiscard]] std::optional<std::size_t> matched() const noexcept { return matched_; }
+  /// Bytes pushed and not handed out: held back or, once stopped(), dropped.
+  [[nodiscard]] std::size_t held() const noexcept { return held_.size() - held_begin_ + num_dropped_; }
 
  private:
   /// Hands out the text held back but for its last `keep` bytes.
@@ -40,6 +42,7 @@ class StopStrings {
   std::vector<std::size_t> states_;                ///< per stop string: bytes of it that the text ends with
   std::string held_;                               ///< text not handed out yet begins at held_begin_
   std::size_t held_begin_ = 0;
+  std::size_t num_dropped_ = 0;  ///< bytes pushed behind the stop string
   std::optional<std::size_t> matched_;
 };
 
@@ -54,6 +57,8 @@ class TextStream {
   [[nodiscard]] std::string finish();
   [[nodiscard]] bool stopped() const noexcept { return stops_.stopped(); }
   [[nodiscard]] std::optional<std::size_t> matched() const noexcept { return stops_.matched(); }
+  /// Bytes of the tokens that no text has handed out.
+  [[nodiscard]] std::size_t held() const noexcept { return stops_.held() + detokenizer_.held(); }
 
  private:
   Detokenizer detokenizer_;

@@ -1,15 +1,16 @@
 #!/bin/sh
 # Installs what a group of tasks needs; only what is missing. Usage:
-#   tools/install_deps.sh [build] [check] [cuda]
+#   tools/install_deps.sh [build] [check] [cuda] [client]
 # build (default): to build, run and test. check: also clang-format, clang-tidy, the sanitizers' symbolizer, libFuzzer. Both are
 # Debian packages, installed as root or through sudo. cuda: where there is no CUDA compiler, NVIDIA's packages from PyPI, unpacked
-# into build/cuda-toolkit (280 MB, no root). docs/DEPENDENCIES.md says what each is for. A second run needs neither root nor network.
+# into build/cuda-toolkit (280 MB, no root). client: the Python package openai, for the server's end-to-end test, into
+# build/client-venv. docs/DEPENDENCIES.md says what each is for. A second run needs neither root nor network.
 set -eu
 cd "$(dirname "$0")/.."
 
 build="g++ make cmake ninja-build pkg-config libdnnl-dev nlohmann-json3-dev libcli11-dev libfmt-dev libpcre2-dev
-       libgtest-dev python3 python3-pip ca-certificates git"
-check="clang-16 clang-tidy-16 clang-format-16 libclang-rt-16-dev llvm-16 ccache"
+       libgtest-dev libboost1.81-dev prometheus-cpp-dev python3 python3-pip python3-venv ca-certificates git"
+check="clang-16 clang-tidy-16 clang-format-16 libclang-rt-16-dev llvm-16 ccache chromium"
 cuda="nvidia-cuda-nvcc==13.0.* nvidia-cuda-runtime==13.0.* nvidia-cuda-cccl==13.0.* nvidia-cuda-crt==13.0.* nvidia-nvvm==13.0.*"
 
 say() { echo "install_deps: $*" >&2; }
@@ -43,14 +44,28 @@ install_cuda() {
   fi
 }
 
+install_client() {
+  if build/client-venv/bin/python3 -c 'import openai' 2>/dev/null; then return 0; fi
+  rm -rf build/client-venv
+  mkdir -p build
+  python3 -m venv build/client-venv &&
+    build/client-venv/bin/pip install --quiet --disable-pip-version-check openai >&2 || {
+    rm -rf build/client-venv
+    say "the package openai could not be installed. Please check the network (or pip's index and proxy settings)"
+    return 1
+  }
+}
+
 wanted=""
 want_cuda=no
+want_client=no
 for group in "${@:-build}"; do
   case "$group" in
     build) wanted="$wanted $build" ;;
     check) wanted="$wanted $check" ;;
     cuda) want_cuda=yes ;;
-    *) say "unknown group '$group', expected build, check or cuda"; exit 2 ;;
+    client) want_client=yes ;;
+    *) say "unknown group '$group', expected build, check, cuda or client"; exit 2 ;;
   esac
 done
 
@@ -88,3 +103,4 @@ install_debian() {
 
 install_debian
 if [ "$want_cuda" = yes ]; then install_cuda; fi
+if [ "$want_client" = yes ]; then install_client; fi

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <set>
@@ -458,6 +459,168 @@ TEST(Engine, RefusesModelsThatItWouldGetWrong) {
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "num_threads = -1, expected at least 0");
   }
+}
+
+TEST(Engine, AFailedCascadeLaunchFallsBackToFlat) {
+  const std::vector<Request> requests = questions(4, 60, 5, 10, *shared_tiny_model());
+  EngineOptions options = tiny_options();
+  options.plan.batch_invariant = true;
+  options.plan.invariant_chunk = 32;
+  options.plan.cascade = CascadeSwitch::on;
+  const auto expected = tokens_of(run(options, requests));
+  std::set<std::int64_t> failed;
+  options.inject_cascade_failure = [&](std::int64_t step, int layer) {
+    // In the first layer and in the last one, so that a step is flat from the beginning, or from its middle on.
+    if (layer != static_cast<int>(step % 2)) return false;
+    failed.insert(step);
+    return true;
+  };
+  EngineStats stats;
+  RunHooks hooks;
+  hooks.on_step = [&](const Engine& engine) {
+    const StepStats& step = engine.last_step();
+    EXPECT_EQ(step.cascade_error.empty(), !failed.contains(step.step));
+    if (failed.contains(step.step)) {
+      EXPECT_EQ(step.path, Path::flat);
+      EXPECT_NE(step.cascade_error.find("injected failure of layer"), std::string::npos);
+    }
+    stats = engine.stats();
+  };
+  EXPECT_EQ(tokens_of(run(options, requests, hooks)), expected);
+  EXPECT_GE(failed.size(), 8U);
+  EXPECT_EQ(stats.cascade_failures, static_cast<std::int64_t>(failed.size()));
+  EXPECT_EQ(stats.cascade_steps, 0);
+}
+
+/// Log-softmax of a row in double precision.
+double log_probability(const std::vector<double>& logits, std::int32_t token) {
+  double sum = 0;
+  const double top = *std::max_element(logits.begin(), logits.end());
+  for (const double logit : logits) sum += std::exp(logit - top);
+  return logits[static_cast<std::size_t>(token)] - top - std::log(sum);
+}
+
+TEST(Engine, LogProbabilitiesAgreeWithPlainDoubleImplementation) {
+  const auto model = shared_tiny_model();
+  const PlainModel plain(model->gguf());
+  Request request = request_of(random_tokens(3, 41, *model), 5);
+  request.num_logprobs = 3;
+  request.prompt_logprobs = true;
+  request.num_samples = 2;
+  Engine engine(model, tiny_options());  // a prompt in chunks of 24
+  std::vector<Event> events;
+  // The second run finds the prompt in the cache, and must compute it all the same.
+  for (int run = 0; run < 2; ++run) {
+    events.clear();
+    engine.submit(request);
+    while (engine.has_work()) {
+      for (Event& event : engine.step()) events.push_back(std::move(event));
+    }
+    std::vector<std::int32_t> tokens = request.prompt;
+    std::vector<PlaceLogprobs> places;
+    int with_prompt = 0;
+    for (const Event& event : events) {
+      EXPECT_EQ(event.cached_tokens, 0);
+      with_prompt += event.prompt_logprobs.empty() ? 0 : 1;
+      if (event.sample != 0) continue;
+      if (!event.prompt_logprobs.empty()) places = event.prompt_logprobs;
+      ASSERT_TRUE(event.logprobs.has_value());
+      EXPECT_EQ(event.logprobs->chosen.token, event.token);
+      places.push_back(*event.logprobs);
+      tokens.push_back(event.token);
+    }
+    EXPECT_EQ(with_prompt, 1);
+    ASSERT_EQ(places.size(), tokens.size() - 1);
+    const std::vector<std::vector<double>> logits = plain.logits(tokens);
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      EXPECT_EQ(places[i].chosen.token, tokens[i + 1]);
+      EXPECT_NEAR(places[i].chosen.logprob, log_probability(logits[i], tokens[i + 1]), 1e-4) << i;
+      ASSERT_EQ(places[i].top.size(), 3U);
+      for (std::size_t k = 0; k < 3; ++k) {
+        EXPECT_NEAR(places[i].top[k].logprob, log_probability(logits[i], places[i].top[k].token), 1e-4);
+        if (k == 0) continue;
+        EXPECT_LE(places[i].top[k].logprob, places[i].top[k - 1].logprob);
+      }
+    }
+  }
+  EXPECT_EQ(engine.stats().cached_prompt_tokens, 0);
+  engine.audit();
+}
+
+TEST(Engine, LogProbabilitiesOfAPromptSurvivePreemption) {
+  const auto model = shared_tiny_model();
+  EngineOptions options = tiny_options();
+  std::vector<Request> requests;
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    Request request = request_of(random_tokens(i, 30, *model), 30);
+    request.num_logprobs = 0;
+    request.prompt_logprobs = true;
+    requests.push_back(std::move(request));
+  }
+  const auto places = [&](std::int32_t num_pages, std::int64_t& preemptions) {
+    options.num_pages = num_pages;
+    Engine engine(model, options);
+    for (const Request& request : requests) engine.submit(request);
+    std::map<RequestId, std::vector<std::int32_t>> told;
+    while (engine.has_work()) {
+      for (const Event& event : engine.step()) {
+        for (const PlaceLogprobs& place : event.prompt_logprobs) told[event.request].push_back(place.chosen.token);
+        if (event.logprobs) told[event.request].push_back(event.logprobs->chosen.token);
+      }
+    }
+    preemptions = engine.stats().preemptions;
+    engine.audit();
+    return told;
+  };
+  std::int64_t preemptions = 0;
+  const auto expected = places(512, preemptions);
+  EXPECT_EQ(preemptions, 0);
+  EXPECT_EQ(expected.at(1).size(), 59U);
+  EXPECT_EQ(places(40, preemptions), expected);
+  EXPECT_GT(preemptions, 0);
+}
+
+TEST(Engine, TellsWhatWasCachedAndWhoTookPart) {
+  const auto model = shared_tiny_model();
+  Engine engine(model, tiny_options());
+  Request request = request_of(random_tokens(8, 21, *model), 3);
+  request.tag = 77;
+  for (const std::int64_t cached : {0, 20}) {
+    engine.submit(request);
+    while (engine.has_work()) {
+      for (const Event& event : engine.step()) EXPECT_EQ(event.cached_tokens, cached);
+      ASSERT_EQ(engine.last_requests().size(), 1U);
+      EXPECT_EQ(engine.last_requests()[0].tag, 77U);
+      EXPECT_EQ(engine.last_requests()[0].prompt_tokens, 21);
+    }
+    EXPECT_EQ(engine.last_requests()[0].tokens, 23);
+    EXPECT_EQ(engine.num_free_pages() + engine.num_idle_cached_pages(), engine.num_pages());
+  }
+}
+
+TEST(Engine, EventsTellHowManyBytesAreHeldBack) {
+  const auto model = shared_tiny_model();
+  Request request = request_of(random_tokens(4, 9, *model), 40);
+  const std::vector<Completion> full = run(tiny_options(), {request});
+  const std::string text = full[0].text;
+  std::size_t at = text.size() / 2;
+  while ((static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) ++at;
+  request.stop = {text.substr(at)};  // everything from there on
+  Engine engine(model, tiny_options());
+  engine.submit(request);
+  std::size_t spelled = 0;
+  std::size_t shown = 0;
+  std::size_t held = 0;
+  while (engine.has_work()) {
+    for (const Event& event : engine.step()) {
+      if (!model->tokenizer().is_special(event.token)) spelled += model->tokenizer().bytes_of(event.token).size();
+      shown += event.text.size();
+      held = event.held_bytes;
+      EXPECT_GE(shown + held, spelled);  // a byte that is no text is shown as three
+    }
+  }
+  EXPECT_EQ(shown, text.find(request.stop[0]));
+  EXPECT_GE(held, request.stop[0].size());
 }
 
 }  // namespace

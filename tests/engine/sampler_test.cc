@@ -122,5 +122,41 @@ TEST(Sampler, RefusesParametersByName) {
   EXPECT_EQ(message({1.0F, 0, 1.5F, 0}), "sampling.top_p = 1.5, expected more than 0 and at most 1");
 }
 
+TEST(Sampler, BiasesAndPenaltiesChangeLogitsAsDocumented) {
+  SamplerScratch scratch;
+  const std::vector<float> logits{1.0F, 2.0F, 3.0F, 4.0F};
+  SamplingParams params;
+  EXPECT_EQ(adjusted_logits(logits, params, std::vector<std::int32_t>{1, 1}, scratch).data(), logits.data());
+  params.presence_penalty = 0.5F;
+  params.frequency_penalty = 0.25F;
+  EXPECT_EQ(adjusted_logits(logits, params, {}, scratch).data(), logits.data());
+  params.logit_bias = {{3, -100.0F}, {0, 2.0F}};
+  const auto adjusted = adjusted_logits(logits, params, std::vector<std::int32_t>{2, 1, 2, 2}, scratch);
+  const std::vector<float> expected{3.0F, 2.0F - 0.75F, 3.0F - 0.5F - 0.75F, -96.0F};
+  EXPECT_EQ(std::vector<float>(adjusted.begin(), adjusted.end()), expected);
+  params.logit_bias = {{1, NAN}};
+  EXPECT_THROW(check_sampling(params), Error);
+  params.logit_bias.clear();
+  params.presence_penalty = INFINITY;
+  EXPECT_THROW(check_sampling(params), Error);
+}
+
+TEST(Sampler, LogProbabilitiesAreThoseOfTheSoftmax) {
+  SamplerScratch scratch;
+  const std::vector<float> logits{1.0F, 3.0F, 3.0F, -2.0F};
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
+  PlaceLogprobs place;
+  token_logprobs(logits, 0, 9, place, scratch);
+  EXPECT_EQ(place.chosen.token, 0);
+  EXPECT_NEAR(place.chosen.logprob, 1.0 - std::log(sum), 1e-6);
+  ASSERT_EQ(place.top.size(), 4U);  // all there are
+  EXPECT_EQ(place.top[0].token, 1);
+  EXPECT_EQ(place.top[1].token, 2);
+  EXPECT_EQ(place.top[3].token, 3);
+  token_logprobs(logits, 1, 0, place, scratch);
+  EXPECT_TRUE(place.top.empty());
+}
+
 }  // namespace
 }  // namespace headwater::engine

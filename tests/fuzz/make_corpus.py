@@ -26,6 +26,29 @@ def run_seeds():
         write("run", f"{i:02}", bytes(rng.randrange(limit) for _ in range(60 + 4 * i)))
 
 
+def openai_seeds():
+    chat = {"model": "m", "messages": [{"role": "system", "content": "s"},
+                                       {"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
+    seeds = {
+        "chat": {**chat, "max_completion_tokens": 9, "temperature": 0.5, "top_p": 0.9, "n": 2, "stop": ["a", "b"],
+                 "stream": True, "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 3,
+                 "logit_bias": {"5": -1.5}, "presence_penalty": 1, "frequency_penalty": -1, "seed": 7, "user": "u"},
+        "completion": {"model": "m", "prompt": ["a", "b"], "max_tokens": 0, "echo": True, "logprobs": 5, "best_of": 1,
+                       "suffix": None, "top_k": -1},
+        "tokens": {"model": "m", "prompt": [1, 2, 3]},
+        "token-lists": {"model": "m", "prompt": [[1], [2, 3]], "n": 64},
+        "tools": {**chat, "tools": [{"type": "function"}], "response_format": {"type": "json_object"}},
+        "tokenize": {"prompt": "x", "messages": None, "add_special_tokens": False},
+        "detokenize": {"tokens": [0, 1, 2147483647]},
+    }
+    for name, body in seeds.items():
+        write("openai", name, json.dumps(body))
+    write("openai", "deep", '{"model":' + "[" * 40)
+    write("openai", "invalid-utf8", b'{"model":"m","prompt":"\xff\xc3"}')
+    write("openai", "broken", '{"model":"m","prompt":"x",}')
+    write("openai", "large-numbers", '{"model":"m","prompt":"x","seed":18446744073709551616,"n":1e400}')
+
+
 def table_seeds():
     base = {"page_size": 4, "qo_indptr": [0, 1, 2, 4], "kv_indptr": [0, 3, 6, 8],
             "kv_indices": [0, 1, 2, 0, 1, 3, 0, 4], "kv_last_page_len": [4, 2, 3]}
@@ -177,6 +200,7 @@ def tokenizer_seeds():
 
 if __name__ == "__main__":
     run_seeds()
+    openai_seeds()
     table_seeds()
     trace_seeds()
     gguf_seeds()
