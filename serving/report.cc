@@ -28,8 +28,7 @@ std::string place(const LevelResult& level) {
                            : fmt::format("concurrency {}, cascade {}", level.concurrency, level.arm);
 }
 
-void add_counter_remarks(const LevelResult& level, std::vector<std::string>& out) {
-  const Counters& counters = *level.counters;
+void add_counter_remarks(const LevelResult& level, const Counters& counters, std::vector<std::string>& out) {
   if (counters.launches.empty()) {
     out.push_back(place(level) + ": /metrics has no headwater_decode_launches_total; which path ran is not known");
     return;
@@ -97,7 +96,7 @@ std::vector<std::string> remarks(const LevelResult& level) {
   if (level.counted_events > 0)
     out.push_back(fmt::format("{}: {} answers came without usage; their tokens are counted as events", place(level),
                               level.counted_events));
-  if (level.counters) add_counter_remarks(level, out);
+  if (level.counters) add_counter_remarks(level, *level.counters, out);
   return out;
 }
 
