@@ -1,5 +1,4 @@
 // The SVG picture of a benchmark; see plot.h. A logarithmic time axis, since cells differ by orders of magnitude.
-// Colours are style classes with a second set for dark backgrounds; text never sits on a bar.
 #include "bench/plot.h"
 
 #include <fmt/format.h>
@@ -8,6 +7,7 @@
 #include <cmath>
 
 #include "bench/report.h"
+#include "bench/svg.h"
 
 namespace headwater::bench {
 namespace {
@@ -19,30 +19,12 @@ constexpr double kBar = 14;
 constexpr double kGroupGap = 12;
 constexpr double kTop = 78;
 
-constexpr const char* kStyle = R"(<style>
-text { font: 12px system-ui, sans-serif; fill: #24292f; }
-.title { font-size: 16px; font-weight: 600; }
-.quiet { fill: #57606a; }
-.grid { stroke: #d0d7de; stroke-width: 1; }
-.limit { stroke: #cf222e; stroke-width: 2; }
-.ground { fill: #ffffff; }
+constexpr const char* kLight = R"(.limit { stroke: #cf222e; stroke-width: 2; }
 .flat { fill: #8c959f; } .auto { fill: #0969da; } .two_level { fill: #bf8700; } .vllm { fill: #8250df; } .forest { fill: #1a7f37; }
-@media (prefers-color-scheme: dark) {
-text { fill: #e6edf3; }
-.quiet { fill: #9da7b3; }
-.grid { stroke: #30363d; }
-.limit { stroke: #ff7b72; }
-.ground { fill: #0d1117; }
-.flat { fill: #6e7681; } .auto { fill: #58a6ff; } .two_level { fill: #d29922; } .vllm { fill: #bc8cff; } .forest { fill: #3fb950; }
-}
-</style>
 )";
-
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) out += c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : std::string(1, c);
-  return out;
-}
+constexpr const char* kDark = R"(.limit { stroke: #ff7b72; }
+.flat { fill: #6e7681; } .auto { fill: #58a6ff; } .two_level { fill: #d29922; } .vllm { fill: #bc8cff; } .forest { fill: #3fb950; }
+)";
 
 std::string label(double us) {
   return us < 1000  ? fmt::format("{:g} us", us)
@@ -69,12 +51,7 @@ std::string plot_svg(const std::vector<CellResult>& cells, const std::string& ti
     return kLeft + (kWidth - kLeft - kRight) * (std::log10(std::max(us, 1e-3)) - from) / (to - from);
   };
 
-  std::string out = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">\n",
-      kWidth, height + 20, escaped(title));
-  out += kStyle;
-  out += fmt::format("<rect class=\"ground\" width=\"{:.0f}\" height=\"{:.0f}\"/>\n", kWidth, height + 20);
-  out += fmt::format("<text class=\"title\" x=\"16\" y=\"26\">{}</text>\n", escaped(title));
+  std::string out = svg_begin(kWidth, height + 20, title, kLight, kDark);
   // Legend: the policies of the first cell.
   double x = 16;
   if (!cells.empty()) {
@@ -103,7 +80,7 @@ std::string plot_svg(const std::vector<CellResult>& cells, const std::string& ti
     const double block = kBar * static_cast<double>(cell.arms.size());
     std::string name = cell.workload.size() > 34 ? cell.workload.substr(0, 32) + ".." : cell.workload;
     out += fmt::format("<text x=\"{:.0f}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>\n", kLeft - 10, y + block / 2 + 4,
-                       escaped(name));
+                       svg_escaped(name));
     for (std::size_t a = 0; a < cell.arms.size(); ++a) {
       const ArmResult& arm = cell.arms[a];
       const double end = x_of(arm.median_us);

@@ -91,6 +91,9 @@ std::vector<Workload> feature_cells(bool shared) {
   // As many tokens in the window as the base has in all.
   add(
       "window", [shared](BenchConfig& c) { c.plan.window_left = (shared ? 4096 + 256 : 2048) - 1; }, 1, 2048);
+  add(
+      "window from within a page", [shared](BenchConfig& c) { c.plan.window_left = (shared ? 4096 + 256 : 2048) - 9; },
+      1, 2048);
   add("soft-cap", [](BenchConfig& c) { c.plan.logits_soft_cap = 30.0F; });
   add("learned sinks", [](BenchConfig& c) { c.plan.sinks = true; });
   add("ALiBi", [](BenchConfig& c) { c.plan.alibi = true; });

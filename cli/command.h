@@ -31,6 +31,7 @@ using Action = std::function<int()>;
 void add_generate(CLI::App& app, Action& action);
 void add_serve(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_bench_serving(CLI::App& app, Action& action);
 void add_explain(CLI::App& app, Action& action);
 void add_calibrate(CLI::App& app, Action& action);
 

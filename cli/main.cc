@@ -45,6 +45,7 @@ int run(int argc, char** argv) {
   add_generate(app, action);
   add_serve(app, action);
   add_bench(app, action);
+  add_bench_serving(app, action);
   add_explain(app, action);
   add_calibrate(app, action);
   try {

@@ -3,7 +3,7 @@
 //
 //   cuda::DevicePlan device(shape, capacity);            // once; its addresses never change
 //   planner.update(plan, batch, &changes);               // host, once per step
-//   device.upload(plan, stream);                         // one asynchronous copy, once per step
+//   device.upload(plan, stream);                         // asynchronous copies, once per step
 //   cuda::run(device, args, stream);                     // per layer; may be captured in a graph, which then serves
 //                                                        // every later plan that fits the capacity
 //

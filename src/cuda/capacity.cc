@@ -13,6 +13,7 @@
 #include <limits>
 #include <string>
 
+#include "cuda/chunks.h"
 #include "cuda/device_plan.h"
 #include "headwater/cuda.h"
 #include "plan/cost_model.h"
@@ -95,7 +96,9 @@ Capacity Capacity::within(const PlanBounds& bounds, const AttentionShape& shape,
     const std::int64_t chunks = ceil_div(tokens, options.invariant_chunk) + shared_chunks;
     capacity.max_partials = product(rows, chunks);
     capacity.max_items = gaps ? capacity.max_partials : product(requests + rows / tile, chunks);
-    capacity.max_page_ids = product(gaps ? rows : requests + rows / tile, pages + chunks);
+    // A chunk's items may begin with pages that hold hidden tokens only (chunks.h).
+    const std::int64_t hidden = ceil_div(kInvariantTokens - 1, bounds.page_size);
+    capacity.max_page_ids = product(gaps ? rows : requests + rows / tile, pages + product(chunks, 1 + hidden));
     return capacity;
   }
   // Several row tiles of one span, longer than half the cache, go through it in step.
@@ -114,7 +117,8 @@ Capacity Capacity::within(const PlanBounds& bounds, const AttentionShape& shape,
   // Many page ids are kept on the device as the plan has them: a table of n ids has room for n / 4, at least 16, more.
   if (capacity.max_page_ids > kFewPageIds) {
     const std::int64_t table = pages + std::max<std::int64_t>(16, pages / 4);
-    capacity.max_page_ids = std::max(capacity.max_page_ids, product(bounds.max_requests, table));
+    const std::int64_t most = 2 * capacity.max_page_ids;  // beyond that they are not kept
+    capacity.max_page_ids = std::max(capacity.max_page_ids, std::min(most, product(bounds.max_requests, table)));
   }
   return capacity;
 }

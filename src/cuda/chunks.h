@@ -13,11 +13,16 @@
 
 namespace headwater::cuda {
 
+/// Keys of a tile of the many-rows kernel, which serves all items here.
+inline constexpr std::int32_t kInvariantTokens = 64;
+
 struct ChunkedPlan {
-  /// All of one chunk, partial_begin >= 0. pos_begin, num_tokens and first_token count from the start of a tile on:
-  /// the first leads[i] tokens are hidden, and first_token may be negative.
+  /// All of one chunk, partial_begin >= 0. pos_begin, num_tokens and first_token count from the start of a tile on: the
+  /// first leads[i] tokens are hidden, and of the pages counted so the first hidden_pages[i] are not in the plan's list
+  /// but stand before page_begin.
   std::vector<detail::WorkItem> items;
   std::vector<std::int32_t> leads;
+  std::vector<std::int32_t> hidden_pages;
   std::vector<std::int32_t> merge_rows;
   std::vector<std::int32_t> merge_indptr;
   std::vector<std::int32_t> merge_slots;

@@ -19,19 +19,19 @@ DeviceModel one_head_model(int multiprocessors) {
   model.num_workers = kBlocksPerMultiprocessor * multiprocessors;
   model.has_dot16 = true;
   model.teams = true;
-  model.memory_ps_per_kib = 228;
-  model.worker_ps_per_kib = 14'000;
-  model.cache_ps_per_kib = 85;
+  model.memory_ps_per_kib = 226;
+  model.worker_ps_per_kib = 11'650;
+  model.cache_ps_per_kib = 84;
   model.cache_bytes = 40LL << 20;
-  model.item_ps = 1'700'000;
-  model.item_row_ps = 100'000;
-  model.partial_ps_per_kib = 80'000;
+  model.item_ps = 3'350'000;
+  model.item_row_ps = 119'000;
+  model.partial_ps_per_kib = 122'000;
   model.many_start_ps = 2'500'000;
-  model.launch_ps = 4'200'000;
+  model.launch_ps = 400'000;
   model.max_tile_rows = 128;
   model.chunk_tokens = 1 << 20;  // row tiles of one span run side by side: no need to keep chunks in a cache
   model.part_tokens = 64;        // a round of all warps' tiles: what is left over is masked
-  model.dot16 = {0, 2'500, 275, 64, 16};
+  model.dot16 = {0, 4'200, 250, 64, 16};
   model.fma32 = model.dot16;
   return model;
 }

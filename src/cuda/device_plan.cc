@@ -84,7 +84,8 @@ std::int64_t pages_of(const detail::WorkItem& item, int page_size) {
 /// The items and merge lists that go to the device: the plan's own, or in batch-invariant mode those of its chunks.
 struct PlanArrays {
   std::span<const detail::WorkItem> items;
-  std::span<const std::int32_t> leads;  ///< empty: none has one
+  std::span<const std::int32_t> leads;         ///< empty: none has one
+  std::span<const std::int32_t> hidden_pages;  ///< as leads
   std::span<const std::int32_t> merge_rows;
   std::span<const std::int32_t> merge_indptr;
   std::span<const std::int32_t> merge_slots;
@@ -100,6 +101,7 @@ struct PlanArrays {
     chunks.cut(plan);
     items = chunks.items;
     leads = chunks.leads;
+    hidden_pages = chunks.hidden_pages;
     merge_rows = chunks.merge_rows;
     merge_indptr = chunks.merge_indptr;
     merge_slots = chunks.merge_slots;
@@ -145,6 +147,8 @@ bool is_worth_mirroring(std::int64_t needed, std::int64_t all) {
 /// that is hardly more; or, where all are there from an earlier upload, what has changed since.
 enum class Ids { gathered, mirrored, patched };
 
+constexpr std::int32_t kNoPage = -1;  ///< kernels take its tokens for zeros
+
 /// Lets an item that begins within 16 tokens that bulk copies bring at once (a window) begin with them, hidden.
 void start_at_chunk(DeviceItem& item, int page_size) {
   const std::int32_t lead = page_size < 8 ? 0 : item.first_token % std::min(16, page_size);
@@ -169,13 +173,22 @@ std::size_t pack(const detail::PlanData& plan, const PlanArrays& work, Ids ids, 
     if (item.kv_head_begin != 0) continue;
     const std::int64_t pages = pages_of(item, plan.page_size[static_cast<std::size_t>(item.view)]);
     const std::int32_t* from = plan.page_ids.data() + item.page_begin;
-    if (ids == Ids::gathered) std::copy_n(from, pages, to.page_ids + at);
     DeviceItem& mine = to.items[num_items++];
-    mine = {item, item_row(plan, item.row_begin), work.leads.empty() ? 0 : work.leads[i], {}};
-    if (work.leads.empty()) start_at_chunk(mine, plan.page_size[static_cast<std::size_t>(item.view)]);
-    std::copy_n(from, std::min<std::int64_t>(pages, kFirstPages), mine.first_pages);
+    mine = {item, item_row(plan, item.row_begin), 0, {}};
     mine.kv_head_end = static_cast<std::int16_t>(plan.shape.num_kv_heads);
-    if (ids != Ids::gathered) continue;
+    if (work.leads.empty()) {
+      start_at_chunk(mine, plan.page_size[static_cast<std::size_t>(item.view)]);
+    } else {
+      mine.lead = work.leads[i];
+    }
+    if (ids != Ids::gathered) {
+      std::copy_n(from, std::min<std::int64_t>(pages, kFirstPages), mine.first_pages);
+      continue;
+    }
+    const std::int32_t hidden = work.hidden_pages.empty() ? 0 : work.hidden_pages[i];
+    std::int32_t* const mine_ids = to.page_ids + at;
+    std::copy_n(from, pages - hidden, std::fill_n(mine_ids, hidden, kNoPage));
+    std::copy_n(mine_ids, std::min<std::int64_t>(pages, kFirstPages), mine.first_pages);
     mine.page_begin = at;
     at += static_cast<std::int32_t>(pages);
   }
@@ -268,7 +281,8 @@ Capacity Capacity::of(const Plan& plan) {
   ChunkedPlan chunks;
   Capacity size = PlanArrays(data, chunks).size(data);
   const auto all_ids = static_cast<std::int64_t>(data.page_ids.size());
-  if (is_worth_mirroring(size.max_page_ids, all_ids)) size.max_page_ids = std::max(size.max_page_ids, all_ids);
+  if (!data.options.batch_invariant && is_worth_mirroring(size.max_page_ids, all_ids))
+    size.max_page_ids = std::max(size.max_page_ids, all_ids);
   return size;
 }
 
@@ -369,7 +383,9 @@ void DevicePlan::upload(const Plan& plan, Stream stream) {
   const auto all_ids = static_cast<std::int64_t>(data.page_ids.size());
   std::optional<PagePatches> patches = patches_of(data, self.mirrored);
   Ids ids = Ids::gathered;
-  if (patches.has_value()) {
+  if (data.options.batch_invariant) {
+    ids = Ids::gathered;  // hidden pages are in no table
+  } else if (patches.has_value() && all_ids <= self.capacity.max_page_ids) {
     ids = Ids::patched;
   } else if (is_worth_mirroring(size.max_page_ids, all_ids) && all_ids <= self.capacity.max_page_ids) {
     ids = Ids::mirrored;
@@ -382,13 +398,13 @@ void DevicePlan::upload(const Plan& plan, Stream stream) {
   check(cudaEventSynchronize(staging.copied), "cudaEventSynchronize");
   const std::size_t bytes = pack(data, work, ids, Blob(staging.data, self.capacity));
   self.mirrored = {};
-  check(cudaMemcpyAsync(self.blob.data, staging.data, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
-  check(cudaEventRecord(staging.copied, stream), "cudaEventRecord");
   if (ids == Ids::patched && patches->count > 0) {
     PatchParams params{const_cast<std::int32_t*>(self.view.page_ids), *patches};
     void* arguments = &params;
     check(cudaLaunchKernel(patch_kernel(), dim3(1), dim3(PagePatches::kMost), &arguments, 0, stream), "patch_page_ids");
   }
+  check(cudaMemcpyAsync(self.blob.data, staging.data, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+  check(cudaEventRecord(staging.copied, stream), "cudaEventRecord");
   if (ids != Ids::gathered) self.mirrored = {data.page_history.origin, data.page_history.version, {}};
   self.uploaded_ids = ids == Ids::patched ? patches->count : ids == Ids::mirrored ? all_ids : size.max_page_ids;
   self.turn = 1 - self.turn;

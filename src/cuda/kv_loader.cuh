@@ -110,26 +110,20 @@ class KvLoader {
     return (j * kWarps + warp_) * kTileKeys;
   }
 
-  /// Index, counted from the item's first page, of the page of tokens [t, t + count), of which the item has some; -1:
-  /// none.
-  [[nodiscard]] __device__ __forceinline__ std::int32_t index_of(std::int32_t t, std::int32_t count) const {
-    return t < num_tokens_ && t + count > item_.lead ? (first_token_ + max(t, item_.lead)) >> page_shift_ : -1;
-  }
-  /// The page itself, which may lie past the pool; -1: none.
-  [[nodiscard]] __device__ __forceinline__ std::int32_t page_of(std::int32_t t, std::int32_t count) const {
-    const std::int32_t index = index_of(t, count);
-    return index < 0 ? -1 : page_ids_[index];
+  /// Page of the item's token t; -1: none. May lie past the pool.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t page_of(std::int32_t t) const {
+    return t < num_tokens_ ? page_ids_[(first_token_ + t) >> page_shift_] : -1;
   }
   /// Lane l: of token l % 16 of chunk j.
   [[nodiscard]] __device__ __forceinline__ std::int32_t pages_of_chunk(int j) const {
-    return page_of(first_of(j) + lane_ % kTileKeys, 1);
+    return page_of(first_of(j) + lane_ % kTileKeys);
   }
   /// For the bulk copy engine, which reads one page, or two of 8 tokens, for a chunk: lane l's are the page of chunk
   /// 32 batch + l, or a page of chunk 16 batch + l / 2.
   [[nodiscard]] __device__ __forceinline__ std::int32_t pages_of_batch(int batch) const {
     const bool halves = page_shift_ == 3;
     const int j = halves ? batch * 16 + lane_ / 2 : batch * 32 + lane_;
-    return page_of(first_of(j) + (halves ? lane_ % 2 * 8 : 0), halves ? 8 : kTileKeys);
+    return page_of(first_of(j) + (halves ? lane_ % 2 * 8 : 0));
   }
 
   /// Boxes of 128 bytes (fp8: whole rows) x the chunk's tokens in one page, all by one lane: the engine takes its
@@ -143,9 +137,9 @@ class KvLoader {
     }
     std::int32_t page;
     std::int32_t second = -1;
+    const std::int32_t at_page = (first_token_ + first_of(j)) >> page_shift_;
     if (j < kEarlyChunks && !halves) {
-      const std::int32_t index = index_of(first_of(j), kTileKeys);
-      page = index < 0 ? -1 : item_.first_pages[index];
+      page = first_of(j) < num_tokens_ ? item_.first_pages[at_page] : -1;
     } else {
       page = __shfl_sync(0xffffffffU, pages_, halves ? 2 * in_batch : in_batch);
       second = __shfl_sync(0xffffffffU, pages_, 2 * in_batch + 1);

@@ -8,6 +8,7 @@
 
 #include "cuda/error.h"
 #include "cuda/merge.h"
+#include "cuda/page_patches.h"
 #include "cuda/params.h"
 #include "headwater/cuda.h"
 
@@ -102,6 +103,9 @@ LaunchShape launch_shape(const AttendKernel& kernel) {
     check(cudaFuncGetAttributes(&attributes, function), "cudaFuncGetAttributes");
     shape.hopper = shape.hopper && attributes.ptxVersion >= 90;
   }
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, patch_kernel()),
+        "cudaFuncGetAttributes");  // loads it: uploads allocate nothing
   return shape;
 }
 

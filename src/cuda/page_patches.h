@@ -6,7 +6,7 @@
 
 namespace headwater::cuda {
 
-/// As many as a launch's arguments can hold.
+/// As many as the 4 KB of arguments that any launch can have hold.
 struct PagePatches {
   static constexpr std::int32_t kMost = 448;
   std::int32_t count = 0;

@@ -31,14 +31,13 @@ class NextWork {
   __device__ __forceinline__ NextWork(const AttendParams& p, Work& work, int slot, bool wanted)
       : p_(p), work_(work), slot_(slot), wanted_(wanted) {}
 
-  /// By all threads, once, some tiles before the end.
+  /// By all threads, once, some tiles before the end: every item has tokens, so there is one.
   __device__ __forceinline__ void claim() {
     if (wanted_ && threadIdx.x == 0) claimed_ = static_cast<int>(gridDim.x) + atomicAdd(p_.queue, 1);
   }
   /// By all threads, once, after claim: the item is on its way. It is there after wait_copies and a barrier.
   __device__ __forceinline__ void fetch() {
     if (!wanted_ || threadIdx.x >= 32) return;
-    if (claimed_ < 0) claim();  // an item without tokens
     const int piece = __shfl_sync(0xffffffffU, claimed_, 0);
     if (threadIdx.x == 0) work_.piece = piece;
     fetch_item(p_, piece, work_.items[slot_]);
@@ -49,7 +48,7 @@ class NextWork {
   Work& work_;
   int slot_;
   bool wanted_;
-  int claimed_ = -1;
+  int claimed_ = 0;
 };
 
 }  // namespace headwater::cuda

@@ -24,6 +24,8 @@ PlanData::~PlanData() = default;
 
 namespace {
 
+constexpr std::int64_t kNoBar = std::numeric_limits<std::int64_t>::max();
+
 std::size_t align(std::size_t bytes) {
   return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
@@ -210,14 +212,14 @@ void Planner::Scratch::decide(PlanData& plan) {
   const CostModel cost(plan.shape, plan.options, model);
   plan.num_workers = cost.num_workers();
   cutter.begin(cost, plan.options, plan.page_size);
-  const auto estimate = [&](Candidate& c) {
+  const auto estimate = [&](Candidate& c, std::int64_t bar_ps) {
     const std::int64_t saved = memory.scanned || c.policy != Policy::flat ? cutter.cached_rereads_ps(f, c.closed) : 0;
-    c.estimate = estimator.estimate(cost, plan, c.pieces, saved, c.units);
+    c.estimate = estimator.estimate(cost, plan, c.pieces, saved, bar_ps, c.units);
   };
   best.policy = Policy::flat;
   best.closed.assign(f.nodes.size(), 0);
   Cutter::make_flat_pieces(f, memory.entries, best.pieces);
-  estimate(best);
+  estimate(best, kNoBar);
   plan.stats.predicted_flat_ps = best.estimate.predicted_ps;
   plan.stats.kv_bytes_flat = best.estimate.kv_bytes;
 
@@ -231,11 +233,12 @@ void Planner::Scratch::decide(PlanData& plan) {
     trial.policy = candidate;
     if (!cutter.close(f, plan, candidate, trial.closed) || trial.closed == best.closed) continue;
     cutter.make_pieces(f, memory.entries, trial.closed, trial.pieces);
-    estimate(trial);
     // A forced policy is taken as it is; the cost model must see a gain, and over flat one of 2 %.
     const std::int64_t time = best.estimate.predicted_ps;
-    const std::int64_t bar = best.policy == Policy::flat ? time - time / 50 : time;
-    if (policy != Policy::automatic || trial.estimate.predicted_ps < bar) std::swap(best, trial);
+    std::int64_t bar = best.policy == Policy::flat ? time - time / 50 : time;
+    if (policy != Policy::automatic) bar = kNoBar;
+    estimate(trial, bar);
+    if (trial.estimate.predicted_ps < bar) std::swap(best, trial);
   }
   plan.stats.predicted_ps = best.estimate.predicted_ps;
   memory.chosen = best.policy;

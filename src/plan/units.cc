@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <utility>
 
 #include "plan/rows.h"
 
@@ -26,6 +27,18 @@ std::int64_t part_cost(const CostModel& cost, const Unit& unit, std::int32_t par
   return (unit.cost + added) / parts;
 }
 
+/// Puts `load` in the place of the least of a heap.
+void replace_least(std::vector<std::int64_t>& heap, std::int64_t load) {
+  std::size_t hole = 0;
+  for (std::size_t child = 1; child < heap.size(); child = 2 * hole + 1) {
+    if (child + 1 < heap.size()) child += heap[child + 1] < heap[child] ? 1 : 0;
+    if (load <= heap[child]) break;
+    heap[hole] = heap[child];
+    hole = child;
+  }
+  heap[hole] = load;
+}
+
 /// Batch-invariant mode: sinks are always a unit of their own, so that no row's states depend on its neighbours.
 bool sinks_apart(const PlanOptions& options, const Piece& piece, std::int32_t sinks) {
   return options.batch_invariant && piece.tok_begin < sinks && sinks < piece.tok_end;
@@ -34,17 +47,24 @@ bool sinks_apart(const PlanOptions& options, const Piece& piece, std::int32_t si
 }  // namespace
 
 Estimate Estimator::estimate(const CostModel& cost, const PlanData& plan, std::span<const Piece> pieces,
-                             std::int64_t saved_ps, Units& units) {
+                             std::int64_t saved_ps, std::int64_t bar_ps, Units& units) {
   out_ = &units;
   make_units(cost, plan, pieces);
   const Sum sum = cost_units(cost);
   Estimate result;
   if (units.units.empty()) return result;
   result.kv_bytes = sum.tokens * cost.token_bytes();
+  const auto predict = [&](std::int64_t work, bool merges) {
+    return std::max<std::int64_t>(0, work - saved_ps / cost.num_workers()) + cost.launch_ps() * (merges ? 2 : 1) +
+           (sum.many && sum.few ? cost.many_start_ps() : 0);
+  };
+  // Where even an even share of the work is too long, how it is dealt out does not matter.
+  const std::int64_t most_items = std::int64_t{cost.num_workers()} * (cost.teams() ? 1 : plan.shape.num_kv_heads);
+  result.predicted_ps = predict(sum.cost / most_items, sum.merges);
+  if (result.predicted_ps >= bar_ps) return result;
   const std::int64_t work = balance(cost, plan, sum);
   const bool merges = sum.merges || std::ranges::any_of(units.units, [](const Unit& unit) { return unit.parts > 1; });
-  result.predicted_ps = std::max<std::int64_t>(0, work - saved_ps / cost.num_workers()) +
-                        cost.launch_ps() * (merges ? 2 : 1) + (sum.many && sum.few ? cost.many_start_ps() : 0);
+  result.predicted_ps = predict(work, merges);
   return result;
 }
 
@@ -182,21 +202,42 @@ std::int32_t Estimator::parts_for(const Unit& unit, std::int64_t limit) const {
   return static_cast<std::int32_t>(std::max<std::int64_t>(unit.parts, std::min(wanted, most)));
 }
 
-/// Time until the last worker is done if parts of at most `limit` go, longest unit first, to the least loaded worker.
-std::int64_t Estimator::makespan(const CostModel& cost, std::span<const std::int32_t> order, std::int64_t limit) {
-  loads_.assign(sz(cost.num_workers()), 0);
-  const auto later = std::greater<>();
+/// Time until the last worker is done if parts of at most `limit` go, longest unit first, to the least loaded worker;
+/// at least `enough` where that is sure to be the case.
+std::int64_t Estimator::makespan(const CostModel& cost, std::span<const std::int32_t> order, std::int64_t limit,
+                                 std::int64_t enough) {
+  part_costs_.clear();
+  std::int64_t total = 0;
+  std::int64_t longest = 0;
   for (const std::int32_t index : order) {
     const Unit& unit = out_->units[sz(index)];
     const std::int32_t parts = parts_for(unit, limit);
     const std::int64_t each = part_cost(cost, unit, parts);
-    for (std::int32_t p = 0; p < parts; ++p) {
-      std::ranges::pop_heap(loads_, later);
-      loads_.back() += each;
-      std::ranges::push_heap(loads_, later);
-    }
+    total += each * parts;
+    longest = std::max(longest, each);
+    if (longest >= enough) return enough;
+    part_costs_.emplace_back(each, parts);
   }
-  return *std::ranges::max_element(loads_);
+  const std::int64_t share = total / cost.num_workers();
+  if (share >= enough) return enough;
+  loads_.assign(sz(cost.num_workers()), 0);
+  std::int64_t last = 0;
+  const auto workers = static_cast<std::int32_t>(loads_.size());
+  for (const auto& [each, parts] : part_costs_) {
+    std::int32_t p = 0;
+    if (parts >= workers && last - loads_.front() <= each) {  // whole rounds: every worker takes one after the other
+      p = parts / workers * workers;
+      for (std::int64_t& load : loads_) load += each * (parts / workers);
+      last += each * (parts / workers);
+    }
+    for (; p < parts; ++p) {
+      const std::int64_t load = loads_.front() + each;
+      last = std::max(last, load);
+      replace_least(loads_, load);
+    }
+    if (last >= enough) return enough;
+  }
+  return last;
 }
 
 /// Chooses the parts of all units; returns the predicted makespan.
@@ -225,7 +266,7 @@ std::int64_t Estimator::balance(const CostModel& cost, const PlanData& plan, con
   const auto& order = by_cost_.sort(units.size(), [&](std::size_t i) { return units[i].cost; });
   // A quarter of a worker's share leaves room for workers that turn out slower; other sizes only where they gain 2 %.
   std::int64_t limit = std::max<std::int64_t>(1, ideal / 4);
-  std::int64_t best = makespan(cost, order, limit);
+  std::int64_t best = makespan(cost, order, limit, std::numeric_limits<std::int64_t>::max());
   if (best > ideal + ideal / 32) {
     // Many workers: sizes a little above a share can save a second wave of short items.
     const std::array sizes{ideal / 2,
@@ -236,11 +277,16 @@ std::int64_t Estimator::balance(const CostModel& cost, const PlanData& plan, con
                            ideal + ideal / 8,
                            ideal + ideal / 4,
                            ideal + ideal / 2};
+    const std::int64_t whole = units[sz(order.front())].cost;  // from here on no unit is cut
+    bool whole_tried = limit >= whole;
     for (const std::int64_t other : std::span(sizes).first(workers < kManyWorkers ? 5 : sizes.size())) {
-      const std::int64_t time = makespan(cost, order, std::max<std::int64_t>(1, other));
-      if (time >= best - best / 50) continue;
+      const std::int64_t size = std::clamp<std::int64_t>(other, 1, whole);
+      if (size == whole && std::exchange(whole_tried, true)) continue;
+      const std::int64_t enough = best - best / 50;
+      const std::int64_t time = makespan(cost, order, size, enough);
+      if (time >= enough) continue;
       best = time;
-      limit = std::max<std::int64_t>(1, other);
+      limit = size;
     }
   }
   std::int64_t num_items = 0;

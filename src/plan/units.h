@@ -45,9 +45,10 @@ struct Units {
 /// Fills Units and predicts their time. Holds scratch memory.
 class Estimator {
  public:
-  /// Predicted time of `pieces`; `saved_ps`: worker time saved by cached re-reads.
+  /// Predicted time of `pieces`; `saved_ps`: worker time saved by cached re-reads. A time that is sure to reach `bar_ps`
+  /// is not worked out: then the result is what it is at least, and the units are not for use.
   Estimate estimate(const CostModel& cost, const PlanData& plan, std::span<const Piece> pieces, std::int64_t saved_ps,
-                    Units& units);
+                    std::int64_t bar_ps, Units& units);
 
  private:
   void make_units(const CostModel& cost, const PlanData& plan, std::span<const Piece> pieces);
@@ -66,7 +67,8 @@ class Estimator {
   Sum cost_units(const CostModel& cost);
   std::int64_t balance(const CostModel& cost, const PlanData& plan, const Sum& sum);
   [[nodiscard]] std::int32_t parts_for(const Unit& unit, std::int64_t limit) const;
-  std::int64_t makespan(const CostModel& cost, std::span<const std::int32_t> order, std::int64_t limit);
+  std::int64_t makespan(const CostModel& cost, std::span<const std::int32_t> order, std::int64_t limit,
+                        std::int64_t enough);
 
   Units* out_ = nullptr;
   std::int32_t sinks_ = 0;
@@ -74,7 +76,8 @@ class Estimator {
   std::vector<std::pair<std::int32_t, std::int32_t>> seen_;  ///< visible intervals of a tile's rows
   std::vector<std::int32_t> row_states_;                     ///< [R] units of each row
   CostOrder by_cost_;
-  std::vector<std::int64_t> loads_;
+  std::vector<std::pair<std::int64_t, std::int32_t>> part_costs_;  ///< of one makespan: of a part, and how many
+  std::vector<std::int64_t> loads_;                                ///< of the workers, a heap
 };
 
 }  // namespace headwater::detail

@@ -113,7 +113,7 @@ TEST(CudaBench, FeatureCellsHaveTheSameBytes) {
       EXPECT_NEAR(static_cast<double>(stats.kv_bytes_unique) / base, 1.0, 0.03) << workload.name;
     }
   }
-  EXPECT_EQ(names.size(), 38U);
+  EXPECT_EQ(names.size(), 40U);
   EXPECT_THROW((void)find_suite("features", BenchConfig{}), Error) << "for devices";
 }
 

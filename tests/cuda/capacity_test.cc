@@ -104,6 +104,27 @@ TEST(CudaCapacity, EveryStepOfADecodeFits) {
   }
 }
 
+TEST(CudaCapacity, TablesThatAreKeptWholeFit) {
+  // Plans of many page ids keep whole tables on the device, with the places that a plan leaves for them to grow.
+  const AttentionShape shape{32, 8, 128, 128, DType::f16, DType::f16, DType::f16};
+  const DeviceModel model = cuda::h200_model(shape);
+  const cuda::PlanBounds bounds{.max_requests = 64, .max_rows = 64, .max_pages = 259};
+  PlanOptions options;
+  options.policy = Policy::flat;
+  const cuda::Capacity most = cuda::Capacity::within(bounds, shape, options, model);
+  for (int pages = 255; pages <= 259; ++pages) {
+    const reference::PageTables tables = reference::tree({64}, {16 * pages}, 16);
+    const Plan plan = Planner(model).plan(shape, tables.batch(), options);
+    const cuda::Capacity needed = cuda::Capacity::of(plan);
+    EXPECT_GT(needed.max_page_ids, std::int64_t{64} * pages) << "with places to grow";
+    EXPECT_EQ(beyond(needed, most), "") << pages << " pages";
+  }
+  // Many more requests than rows do not make it larger.
+  cuda::PlanBounds loose = bounds;
+  loose.max_requests = 65'536;
+  EXPECT_LE(cuda::Capacity::within(loose, shape, options, model).max_page_ids, 4 * most.max_page_ids);
+}
+
 TEST(CudaCapacity, ChainsOfPrefixesAreTheWorstCase) {
   // Request i shares i pages with all later ones: as many spans on a path as there are requests.
   reference::PageTables tables;

@@ -2,6 +2,7 @@
 // other requests of the batch; chunks of a plan cover what it covers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -122,10 +123,20 @@ TEST(CudaInvariant, NormalModeMayDiffer) {
   EXPECT_FALSE(flat.out == forest.out);
 }
 
+/// The page that holds key `pos` of a query row's request.
+std::int32_t page_at(const reference::PageTables& tables, std::int32_t row, std::int32_t pos) {
+  const auto after = std::ranges::upper_bound(tables.qo_indptr, row);
+  const auto request = static_cast<std::size_t>(after - tables.qo_indptr.begin()) - 1;
+  const std::int32_t start = tables.kv_start_page.empty() ? 0 : tables.kv_start_page[request];
+  return tables.kv_indices[static_cast<std::size_t>(tables.kv_indptr[request] + pos / tables.page_size - start)];
+}
+
 /// Needs no GPU: every token that a row sees lies in exactly one of the chunks whose states the row merges, and these
 /// come in ascending position.
 TEST(CudaInvariant, ChunksCoverWhatRowsSee) {
   int cascades = 0;
+  int looked_at = 0;
+  int hidden = 0;
   for (std::uint64_t seed = 25'000; seed < 25'200; ++seed) {
     const Scenario s = invariant_scenario(seed, kRange);
     SCOPED_TRACE(describe(s));
@@ -143,6 +154,20 @@ TEST(CudaInvariant, ChunksCoverWhatRowsSee) {
       const detail::WorkItem& item = chunks.items[i];
       const std::int32_t first = item.pos_begin + chunks.leads[i];
       EXPECT_EQ(item.pos_begin % 64, 0);
+      // The page of its first visible token, counted from its first page on, is what is in the request's table.
+      const std::int32_t page_size = data.page_size[static_cast<std::size_t>(item.view)];
+      EXPECT_GE(item.first_token, 0);
+      EXPECT_LT(item.first_token, page_size);
+      const std::int32_t page = (item.first_token + chunks.leads[i]) / page_size - chunks.hidden_pages[i];
+      EXPECT_GE(page, 0) << "in a hidden page";
+      hidden += chunks.hidden_pages[i];
+      for (std::int32_t j = 0; j < item.num_rows; ++j) {
+        const std::int32_t row = data.item_rows[static_cast<std::size_t>(item.row_begin + j)];
+        const detail::RowRange& range = data.rows[static_cast<std::size_t>(row)];
+        if (first < range.lo || first >= range.hi) continue;
+        EXPECT_EQ(data.page_ids[static_cast<std::size_t>(item.page_begin + page)], page_at(s.tables, row, first));
+        ++looked_at;
+      }
       EXPECT_EQ(first / options.invariant_chunk, (item.pos_begin + item.num_tokens - 1) / options.invariant_chunk);
       for (std::int32_t j = 0; j < item.num_rows; ++j) chunk_of[static_cast<std::size_t>(item.partial_begin + j)] = i;
     }
@@ -176,6 +201,8 @@ TEST(CudaInvariant, ChunksCoverWhatRowsSee) {
     if (::testing::Test::HasFailure()) return;
   }
   EXPECT_GT(cascades, 40);
+  EXPECT_GT(looked_at, 1'000);
+  EXPECT_GT(hidden, 50);
 }
 
 }  // namespace
