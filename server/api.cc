@@ -108,7 +108,7 @@ void Api::serve(ServedModel served) {
 }
 
 std::optional<HttpResponse> Api::check(const HttpHead& head) const {
-  const auto refuse = [&](ApiError error) {
+  const auto refuse = [&](const ApiError& error) {
     metrics_.on_response(error.status);
     return response_of(error);
   };

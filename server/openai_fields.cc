@@ -84,7 +84,7 @@ std::optional<double> Fields::number(std::string_view name, double min, double m
   if (value == nullptr) return std::nullopt;
   if (!value->is_number()) refuse_field(path(name), fmt::format("expected a number, got {}", kind_of(*value)));
   const auto number = value->get<double>();
-  if (!(number >= min && number <= max)) {
+  if (number < min || number > max) {  // JSON has no NaN
     refuse_field(path(name), fmt::format("expected {}..{}, got {}", min, max, value->dump()));
   }
   return number;
