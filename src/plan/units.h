@@ -45,8 +45,8 @@ struct Units {
 /// Fills Units and predicts their time. Holds scratch memory.
 class Estimator {
  public:
-  /// Predicted time of `pieces`; `saved_ps`: worker time saved by cached re-reads. A time that is sure to reach `bar_ps`
-  /// is not worked out: then the result is what it is at least, and the units are not for use.
+  /// Predicted time of `pieces`; `saved_ps`: worker time saved by cached re-reads. A time that is sure to reach
+  /// `bar_ps` is not worked out: then the result is what it is at least, and the units are not for use.
   Estimate estimate(const CostModel& cost, const PlanData& plan, std::span<const Piece> pieces, std::int64_t saved_ps,
                     std::int64_t bar_ps, Units& units);
 
