@@ -344,6 +344,7 @@ void check_flags(ServingFlags& flags) {
   const bool trace = !flags.trace.empty();
   if (!trace && (flags.time_scale != 1 || flags.block_tokens > 0 || flags.requests > 0))
     throw CLI::ValidationError("--time-scale, --block-tokens and --requests", "need --trace");
+  if (trace && flags.min_ratio > 0) throw CLI::ValidationError("--min-ratio", "not with --trace, which has no ratio");
   if (trace && flags.cold) throw CLI::ValidationError("--cold", "not with --trace");
   if (trace && flags.concurrency.size() > 1) throw CLI::ValidationError("--concurrency", "one number with --trace");
   if (flags.pair.empty() && (!flags.serve_flags.empty() || flags.min_ratio > 0))

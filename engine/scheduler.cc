@@ -77,6 +77,7 @@ void Scheduler::schedule(StepBatch& batch) {
     place(*sample, num_rows, batch);
     budget -= num_rows;
   }
+  if (!prompts_begun) budget = std::max(budget, options_.page_size);  // nor do continuations keep others waiting
   if (batch.num_preempted == 0) admit(budget, batch);
   if (!batch.samples.empty() || running_.empty()) return;
 
@@ -286,6 +287,7 @@ Sample& Scheduler::fork(Sample& sample, int index) {
   auto copy = std::make_unique<Sample>(sample);
   copy->index = index;
   copy->num_forks = 0;
+  copy->adopts = true;  // the prompt's log probabilities have been told: what is computed again may be adopted
   copy->serial = next_serial_++;
   copy->table_replaced = true;
   Sample& result = *copy;

@@ -159,15 +159,20 @@ void Api::handle(HttpRequest request, const std::shared_ptr<Exchange>& exchange)
   if (request.path == "/v1/models") return respond(exchange, HttpResponse{200, models()});
   if (request.path == "/v1/headwater/forest") return forest(exchange);
   if (request.path == "/") return respond(exchange, start_page());
-  run_on_worker(exchange, [served = served_, limits = options_.limits, body = std::move(request.body),
-                           encode = request.path == "/tokenize"] {
-    return encode ? tokenize(body, limits, *served) : detokenize(body, *served);
-  });
+  const std::size_t bytes = request.body.size();
+  run_on_worker(
+      exchange,
+      [served = served_, limits = options_.limits, body = std::move(request.body),
+       encode = request.path == "/tokenize"] {
+        return encode ? tokenize(body, limits, *served) : detokenize(body, *served);
+      },
+      bytes);
 }
 
-/// Answers with what `work`, which may throw ApiError or Error, returns.
-void Api::run_on_worker(const std::shared_ptr<Exchange>& exchange, std::function<std::string()> work) {
-  worker_->post([this, exchange, work = std::move(work)] {
+/// Answers with what `work`, which may throw ApiError or Error and holds so many bytes, returns.
+void Api::run_on_worker(const std::shared_ptr<Exchange>& exchange, std::function<std::string()> work,
+                        std::size_t bytes) {
+  auto answer = [this, exchange, work = std::move(work)] {
     HttpResponse response;
     try {
       response.body = work();
@@ -179,16 +184,20 @@ void Api::run_on_worker(const std::shared_ptr<Exchange>& exchange, std::function
       response = response_of({500, "server_error", error.what()});
     }
     http_.post([this, exchange, response = std::move(response)]() mutable { respond(exchange, std::move(response)); });
-  });
+  };
+  if (worker_->post(std::move(answer), bytes)) return;
+  respond(exchange, {429, "rate_limit_error", "too many requests are waiting", "", "queue_full", 1});
 }
 
 void Api::forest(const std::shared_ptr<Exchange>& exchange) {
+  if (served_ == nullptr)
+    return respond(exchange, {503, "server_error", "the model is being loaded", "", "not_ready", 2});
   const bool asked = loop_.inspect([this, exchange](const engine::Engine& engine) {
     auto snapshot = std::make_shared<const ForestSnapshot>(take_forest(engine));
     http_.post([this, exchange, snapshot] {
-      run_on_worker(exchange, [this, snapshot] {
-        return forest_json(*snapshot, [this](std::uint64_t tag) { return id_of(tag); });
-      });
+      run_on_worker(
+          exchange,
+          [this, snapshot] { return forest_json(*snapshot, [this](std::uint64_t tag) { return id_of(tag); }); }, 0);
     });
   });
   if (!asked) respond(exchange, {503, "server_error", "the engine is not running", "", "not_ready", 2});

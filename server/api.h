@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -68,11 +69,12 @@ class Api {
   void start(std::uint64_t number, PreparedRequest prepared);
   void fail(std::uint64_t number, const ApiError& error);
   void give_up(std::uint64_t number);
+  void guarded(std::uint64_t number, const std::function<void()>& work);
   void take_event(Generation& generation, Delivery& delivery);
   void observe(Generation& generation, std::size_t choice);
   void flush(Generation& generation);
   void finish(Generation& generation, std::string_view outcome);
-  void run_on_worker(const std::shared_ptr<Exchange>& exchange, std::function<std::string()> work);
+  void run_on_worker(const std::shared_ptr<Exchange>& exchange, std::function<std::string()> work, std::size_t bytes);
   void forest(const std::shared_ptr<Exchange>& exchange);
   void respond(const std::shared_ptr<Exchange>& exchange, HttpResponse response);
   void respond(const std::shared_ptr<Exchange>& exchange, const ApiError& error);

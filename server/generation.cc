@@ -2,6 +2,8 @@
 // number, its endpoint and the prompt's index in one integer, so that an id can be told from a ticket alone.
 #include <fmt/format.h>
 
+#include <atomic>
+#include <functional>
 #include <utility>
 
 #include "headwater/error.h"
@@ -45,6 +47,22 @@ ApiError error_of(const Delivery& delivery) {
   return error;
 }
 
+constexpr std::int64_t kMostAnswerBytes = std::int64_t{64} << 20;  ///< of an answer that is not streamed
+
+/// What an answer may grow to, about: every token's text, and its log probabilities as JSON.
+std::int64_t answer_bytes(const PreparedRequest& prepared) {
+  constexpr std::int64_t kTextBytes = 8;
+  constexpr std::int64_t kPlaceBytes = 100;
+  std::int64_t bytes = 0;
+  for (const engine::Request& work : prepared.work) {
+    std::int64_t tokens = work.max_tokens;
+    if (work.prompt_logprobs) tokens += static_cast<std::int64_t>(work.prompt.size());
+    const std::int64_t places = work.num_logprobs < 0 ? 0 : 1 + work.num_logprobs;
+    bytes += work.num_samples * tokens * (kTextBytes + places * kPlaceBytes);
+  }
+  return bytes;
+}
+
 }  // namespace
 
 std::string Api::id_of(Ticket ticket) const {
@@ -60,11 +78,18 @@ void Api::generate(Endpoint endpoint, HttpRequest request, const std::shared_ptr
   generation->exchange = exchange;
   generation->begin = Clock::now();
   generations_.emplace(number, std::move(generation));
-  exchange->on_gone([this, number] { give_up(number); });
-  worker_->post([this, number, endpoint, served = served_, limits = options_.limits, body = std::move(request.body)] {
+  const auto gone = std::make_shared<std::atomic<bool>>(false);
+  exchange->on_gone([this, number, gone] {
+    gone->store(true, std::memory_order_relaxed);
+    give_up(number);
+  });
+  const std::size_t bytes = request.body.size();
+  auto prepare = [this, number, endpoint, gone, served = served_, limits = options_.limits,
+                  body = std::move(request.body)] {
+    if (gone->load(std::memory_order_relaxed)) return;
     try {
       auto prepared = std::make_shared<PreparedRequest>(prepare_generation(endpoint, body, limits, *served));
-      http_.post([this, number, prepared] { start(number, std::move(*prepared)); });
+      http_.post([this, number, prepared] { guarded(number, [&] { start(number, std::move(*prepared)); }); });
     } catch (const ApiError& error) {
       http_.post([this, number, error] { fail(number, error); });
     } catch (const Error& known) {
@@ -74,7 +99,9 @@ void Api::generate(Endpoint endpoint, HttpRequest request, const std::shared_ptr
       const ApiError error{500, "server_error", unknown.what()};
       http_.post([this, number, error] { fail(number, error); });
     }
-  });
+  };
+  if (worker_->post(std::move(prepare), bytes)) return;
+  fail(number, {429, "rate_limit_error", "too many requests are waiting", "", "queue_full", 1});
 }
 
 /// Leaves a prepared request with the engine.
@@ -83,6 +110,11 @@ void Api::start(std::uint64_t number, PreparedRequest prepared) {
   if (found == generations_.end()) return;  // its client has gone
   Generation& generation = *found->second;
   const GenerationRequest& request = prepared.request;
+  if (!request.stream && answer_bytes(prepared) > kMostAnswerBytes) {
+    return fail(number, {400, "invalid_request_error",
+                         "choices x max_tokens x log probabilities: the answer could be larger than 64 MiB, expected "
+                         "less, or stream = true"});
+  }
   AnswerSettings settings;
   settings.id = id_of(ticket_of(number, generation.endpoint, 0));
   settings.model = request.model;
@@ -149,12 +181,21 @@ void Api::deliver(std::vector<Delivery> deliveries) {
       fail(number, error_of(delivery));
       continue;
     }
-    take_event(*found->second, delivery);
+    guarded(number, [&] { take_event(*found->second, delivery); });
     if (touched.empty() || touched.back() != number) touched.push_back(number);
   }
   for (const std::uint64_t number : touched) {
     const auto found = generations_.find(number);
-    if (found != generations_.end()) flush(*found->second);
+    if (found != generations_.end()) guarded(number, [&] { flush(*found->second); });
+  }
+}
+
+/// What goes wrong for one request (no memory) ends that one.
+void Api::guarded(std::uint64_t number, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    fail(number, {500, "server_error", error.what()});
   }
 }
 

@@ -95,6 +95,8 @@ class HttpServer {
   [[nodiscard]] std::uint16_t port() const noexcept;
   /// "127.0.0.1:8000", "[::1]:8000".
   [[nodiscard]] std::string address() const;
+  /// Only programs of this machine reach it.
+  [[nodiscard]] bool is_loopback() const;
   /// Serves until stop(), or until drain() has nothing left to wait for.
   void run();
   /// Runs `task` on the server's thread. Any thread may call it, before, during and after run().

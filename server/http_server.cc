@@ -128,6 +128,7 @@ void HttpServer::Impl::stop() {
   error_code ignored;
   acceptor.close(ignored);
   signals.cancel(ignored);
+  signals.clear(ignored);  // the next one ends the process, whatever it waits for
   std::vector<std::shared_ptr<Session>> all;
   for (const auto& [raw, session] : host.sessions) all.push_back(session);
   for (const auto& session : all) session->close();
@@ -152,6 +153,10 @@ HttpServer::~HttpServer() {
 
 std::uint16_t HttpServer::port() const noexcept {
   return impl_->endpoint.port();
+}
+
+bool HttpServer::is_loopback() const {
+  return impl_->endpoint.address().is_loopback();
 }
 
 std::string HttpServer::address() const {

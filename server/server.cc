@@ -132,6 +132,9 @@ Server::Ended Server::run(bool handle_signals) {
                                 *s.loop, s.metrics, *s.log);
   if (handle_signals) s.http.watch_signals([&s](int) { s.shut_down(); });
   s.log->info("listening", {{"address", s.http.address()}});
+  if (s.options.api_key.empty() && !s.http.is_loopback()) {
+    s.log->warn("no_api_key", {{"address", s.http.address()}, {"who", std::string("anybody who reaches it may ask")}});
+  }
   s.http.run();
   s.loop->stop();
   s.api->stop_worker();

@@ -1,8 +1,10 @@
 // A thread that runs tasks in order: what takes too long for the thread that serves the connections (parsing and
-// tokenising a document). One task lies here for a connection at most, so the queue is bounded by their number.
+// tokenising a document). The queue is bounded by the bytes that its tasks hold: clients that send and leave do not
+// wait for theirs, so the number of connections is no bound.
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -26,13 +28,20 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  /// The task must not throw.
-  void post(std::function<void()> task) {
+  /// Bytes that waiting tasks may hold; one task alone may hold more.
+  static constexpr std::size_t kMostBytes = std::size_t{64} << 20;
+
+  /// `bytes`: that the task holds. It must not throw. False: the queue is full, the task was not taken.
+  [[nodiscard]] bool post(std::function<void()> task, std::size_t bytes) {
     {
       const std::lock_guard lock(mutex_);
-      tasks_.push_back(std::move(task));
+      bytes += kTaskBytes;
+      if (!tasks_.empty() && bytes_ + bytes > kMostBytes) return false;
+      bytes_ += bytes;
+      tasks_.push_back({std::move(task), bytes});
     }
     wake_.notify_one();
+    return true;
   }
 
  private:
@@ -43,7 +52,8 @@ class Worker {
         std::unique_lock lock(mutex_);
         wake_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
         if (stopping_) return;
-        task = std::move(tasks_.front());
+        task = std::move(tasks_.front().run);
+        bytes_ -= tasks_.front().bytes;
         tasks_.pop_front();
       }
       task();
@@ -52,7 +62,14 @@ class Worker {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<std::function<void()>> tasks_;
+  struct Task {
+    std::function<void()> run;
+    std::size_t bytes;
+  };
+  static constexpr std::size_t kTaskBytes = 1'024;  ///< about what a task takes beside its body
+
+  std::deque<Task> tasks_;
+  std::size_t bytes_ = 0;  ///< of all in tasks_
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -557,15 +557,17 @@ TEST(Engine, LogProbabilitiesOfAPromptSurvivePreemption) {
     request.prompt_logprobs = true;
     requests.push_back(std::move(request));
   }
+  requests[2].num_samples = 3;  // forks compute the prompt again, too
   const auto places = [&](std::int32_t num_pages, std::int64_t& preemptions) {
     options.num_pages = num_pages;
     Engine engine(model, options);
     for (const Request& request : requests) engine.submit(request);
-    std::map<RequestId, std::vector<std::int32_t>> told;
+    std::map<std::pair<RequestId, int>, std::vector<std::int32_t>> told;  // of each sample
     while (engine.has_work()) {
       for (const Event& event : engine.step()) {
-        for (const PlaceLogprobs& place : event.prompt_logprobs) told[event.request].push_back(place.chosen.token);
-        if (event.logprobs) told[event.request].push_back(event.logprobs->chosen.token);
+        std::vector<std::int32_t>& tokens = told[{event.request, event.sample}];
+        for (const PlaceLogprobs& place : event.prompt_logprobs) tokens.push_back(place.chosen.token);
+        if (event.logprobs) tokens.push_back(event.logprobs->chosen.token);
       }
     }
     preemptions = engine.stats().preemptions;
@@ -575,7 +577,7 @@ TEST(Engine, LogProbabilitiesOfAPromptSurvivePreemption) {
   std::int64_t preemptions = 0;
   const auto expected = places(512, preemptions);
   EXPECT_EQ(preemptions, 0);
-  EXPECT_EQ(expected.at(1).size(), 59U);
+  EXPECT_EQ(expected.at({1, 0}).size(), 59U);
   EXPECT_EQ(places(40, preemptions), expected);
   EXPECT_GT(preemptions, 0);
 }
