@@ -3,9 +3,9 @@
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CMAKE_FLAGS ?=
 BUILD := build/release
-CUDA_TESTS = $(shell grep -oE 'cuda_[a-z_]+_test' tests/cuda/CMakeLists.txt)
+CUDA_TESTS = $(shell grep -oE 'cuda_[a-z_]+_test' tests/cuda/CMakeLists.txt | sort -u)
 CLANG_FORMAT ?= clang-format-16
-SOURCES = $(shell git ls-files '*.cc' '*.c' '*.h')
+SOURCES = $(shell git ls-files '*.cc' '*.c' '*.h' '*.cu' '*.cuh')
 
 .PHONY: help run build test test-cuda bench format format-check lint install clean
 

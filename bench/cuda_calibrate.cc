@@ -3,7 +3,7 @@
 // All but the read rates are slopes, so that what a launch costs drops out: a call against the same call with more
 // keys, items, rows or groups for every block. One KV head: then a worker of the model is one thread block, and all of
 // them have equal work. Not measured, since they are properties of the kernels: max_tile_rows, chunk_tokens, the
-// padding of rows, few_row_max = 0 (there is one line for all row counts).
+// padding of rows, and few_row_max, up to which products hide behind reading; nor many_start_ps.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -155,16 +155,14 @@ class Calibration {
     }
     const Line by_item = fit_line(items);
     const double row_products = kPage * in_seconds(model_.dot16.many_row_ps) * shape.group_size();
-    const double item_products =
-        kPage * in_seconds(model_.dot16.many_base_ps + model_.dot16.many_row_ps * model_.dot16.many_row_pad);
     model_.item_row_ps = picoseconds(fit_line(rows).slope - row_products, 1'000);
-    model_.item_ps = picoseconds(by_item.slope - item_products - in_seconds(model_.item_row_ps), 10'000);
+    model_.item_ps = picoseconds(by_item.slope - in_seconds(model_.item_row_ps), 10'000);
     model_.launch_ps = picoseconds(by_item.base, 500'000);
   }
 
   /// Groups that share one page and own one each, split off and not: what more a group takes when it is split off, less
-  /// its item and rows, is its partial states. This one constant is of a team of 8 heads: a team's blocks write side by
-  /// side.
+  /// its item, rows and products, is its partial states. Measured with a team of 8 heads, whose blocks write side by
+  /// side; the constant is of one head.
   void partials() {
     report(0.8, "partial states");
     const AttentionShape shape = shape_of(32, 8, type_);
@@ -178,14 +176,12 @@ class Calibration {
       return fit_line(points).slope;
     };
     const double more = per_group(Policy::forest) - per_group(Policy::flat);
-    const double row = kPage * in_seconds(model_.dot16.many_row_ps) * shape.group_size();
-    const double padded = kPage * in_seconds(model_.dot16.many_row_ps) * model_.dot16.many_row_pad;
-    const double base = kPage * in_seconds(model_.dot16.many_base_ps);
-    // Flat reads and multiplies the shared page for every member; split off, once, for all rows.
-    const double saved = kMembers * (padded + base) - kMembers * row - base;
-    const double fixed = in_seconds(model_.item_ps) + kMembers * in_seconds(model_.item_row_ps);
+    // The products of the shared page, split off, for all rows; flat's few rows each hide theirs behind reading.
+    const int rows = kMembers * shape.group_size();
+    const double products = kPage * in_seconds(model_.dot16.many_base_ps + model_.dot16.many_row_ps * rows);
+    const double fixed = products + in_seconds(model_.item_ps) + kMembers * in_seconds(model_.item_row_ps);
     const double kib = 2.0 * kMembers * shape.num_qo_heads * (kHeadDim + 1) * 4 / 1024;
-    model_.partial_ps_per_kib = picoseconds((more + saved - fixed) / kib, 1'000);
+    model_.partial_ps_per_kib = picoseconds((more - fixed) / kib * shape.num_kv_heads, 1'000);
   }
 
   [[nodiscard]] static double kib_of_token(const AttentionShape& shape) {

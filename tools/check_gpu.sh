@@ -32,7 +32,7 @@ END
 }
 
 limit=520
-filter="CudaPlan.OneGraphServesLaterPlans:CudaPlan.TwoStreamsAtOnce:CudaShapes.TypesAndHeadDims:CudaShapes.GroupSizes:CudaShapes.PageSizes:CudaAppend.GraphReplaysReadTheirListsAnew:CudaCopyPages.ListOnTheDevice:CudaMergeStates.RowsThatDoNotExistAreNotRead"
+filter="CudaPlan.OneGraphServesLaterPlans:CudaPlan.TwoStreamsAtOnce:CudaShapes.TypesAndHeadDims:CudaShapes.GroupSizes:CudaShapes.PageSizes:CudaAppend.GraphReplaysReadTheirListsAnew:CudaCopyPages.ListOnTheDevice:CudaMergeStates.RowsThatDoNotExistAreNotRead:CudaDevicePlanner.BadInput:CudaMergeState.PairsAlsoInPlace:CudaLevels.*:CudaInvariant.BitsDoNotDependOnPolicyOrTiles"
 sanitizers="memcheck racecheck initcheck synccheck"
 cells=""
 logs=""

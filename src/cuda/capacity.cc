@@ -77,7 +77,9 @@ Capacity Capacity::within(const PlanBounds& bounds, const AttentionShape& shape,
   const std::int64_t entries = lanes * requests;
 
   std::int64_t path = std::min(pages, gaps ? pages : entries);
-  if (bounds.max_shared_spans > 0) path = std::min<std::int64_t>(path, bounds.max_shared_spans + 1);
+  // From one start: shared spans, then pages of one's own; else pages of one's own before each span as well.
+  const std::int64_t spans = std::int64_t{bounds.max_shared_spans} * (bounds.same_start ? 1 : 2);
+  if (spans > 0) path = std::min(path, spans + 1);
   const std::int64_t pieces =
       gaps ? product(entries, path) : std::min(product(entries, path), std::max<std::int64_t>(0, 2 * entries - 1));
   const std::int64_t readings = product(product(lanes, rows), path);  // pairs of a row and a piece that it reads

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "cpu/validate.h"
+#include "cuda/capture.h"
 #include "cuda/error.h"
 #include "cuda/launch.h"
 #include "cuda/merge.h"
@@ -76,6 +77,19 @@ struct Blob {
 std::size_t blob_bytes_of(const Capacity& c) {
   return Blob(nullptr, c).bytes;
 }
+
+/// A stream that does not wait for the default stream.
+class OwnStream {
+ public:
+  OwnStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
+  ~OwnStream() { cudaStreamDestroy(stream_); }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+  [[nodiscard]] Stream get() const { return stream_; }
+
+ private:
+  Stream stream_ = nullptr;
+};
 
 std::int64_t pages_of(const detail::WorkItem& item, int page_size) {
   return (std::int64_t{item.first_token} + item.num_tokens + page_size - 1) / page_size;
@@ -252,7 +266,12 @@ void check_same_calls(const detail::PlanData& plan, const detail::PlanData& firs
 }  // namespace
 
 DeviceBuffer::DeviceBuffer(std::size_t bytes) {
+  const OwnStream stream;
   check(cudaMalloc(reinterpret_cast<void**>(&data), bytes), "cudaMalloc");
+  cudaError_t status = cudaMemsetAsync(data, 0, bytes, stream.get());
+  if (status == cudaSuccess) status = cudaStreamSynchronize(stream.get());
+  if (status != cudaSuccess) cudaFree(data);
+  check(status, "cudaMemsetAsync");
 }
 
 DeviceBuffer::~DeviceBuffer() {
@@ -303,8 +322,6 @@ DevicePlan::Impl::Impl(const AttentionShape& s, const Capacity& c)
   const std::int64_t merge_warps = c.max_rows * s.num_qo_heads;
   num_merge_blocks = static_cast<int>(
       std::clamp<std::int64_t>((merge_warps + kMergeWarps - 1) / kMergeWarps, 1, launch.most_merge_blocks));
-  check(cudaMemset(queue.data, 0, kQueueBytes), "cudaMemset");
-  check(cudaMemset(blob.data, 0, sizeof(Header)), "cudaMemset");  // no work until there is a plan
   const Blob there(blob.data, c);
   view = {there.header,      there.items,      static_cast<std::int32_t>(std::max<std::int64_t>(c.max_items, 1)),
           there.item_rows,   there.merge_rows, there.merge_indptr,
@@ -336,8 +353,8 @@ DevicePlan::~DevicePlan() = default;
 DevicePlan::DevicePlan(DevicePlan&&) noexcept = default;
 DevicePlan& DevicePlan::operator=(DevicePlan&&) noexcept = default;
 
-PlannerOutput DevicePlan::Impl::take_over(const AttentionShape& its_shape, const PlanOptions& options,
-                                          const DeviceTableLimits& limits, const std::int32_t* block_table) {
+PlannerOutput DevicePlan::Impl::planner_output(const AttentionShape& its_shape, const PlanOptions& options,
+                                               const DeviceTableLimits& limits) {
   if (uploaded && !on_device) {
     throw Error(ErrorCode::invalid_argument,
                 "plan: the host's plans were uploaded to it, expected one for plans made on the device");
@@ -348,14 +365,6 @@ PlannerOutput DevicePlan::Impl::take_over(const AttentionShape& its_shape, const
   next.page_size = {limits.page_size};
   check_plan(next, shape);
   if (uploaded) check_same_calls(next, facts);
-  view.page_ids = block_table;
-  uploaded = on_device = true;
-  facts.options = options;
-  facts.page_size = {limits.page_size};
-  facts.num_pages = {limits.num_pages};
-  facts.rows.resize(static_cast<std::size_t>(limits.max_rows > 0 ? limits.max_rows : limits.max_requests));
-  facts.num_partials = static_cast<std::int32_t>(capacity.max_partials);
-  facts.workspace_bytes = cuda::workspace_size(shape, capacity);
   const Blob there(blob.data, capacity);
   PlannerOutput out;
   out.header = there.header;
@@ -368,9 +377,27 @@ PlannerOutput DevicePlan::Impl::take_over(const AttentionShape& its_shape, const
   return out;
 }
 
+void DevicePlan::Impl::take_over(const PlanOptions& options, const DeviceTableLimits& limits,
+                                 const std::int32_t* block_table) {
+  view.page_ids = block_table;
+  uploaded = on_device = true;
+  facts.options = options;
+  facts.page_size = {limits.page_size};
+  facts.num_pages = {limits.num_pages};
+  facts.rows.resize(static_cast<std::size_t>(limits.max_rows > 0 ? limits.max_rows : limits.max_requests));
+  facts.num_partials = static_cast<std::int32_t>(capacity.max_partials);
+  facts.workspace_bytes = cuda::workspace_size(shape, capacity);
+}
+
 void DevicePlan::upload(const Plan& plan, Stream stream) {
   const detail::PlanData& data = plan.data();
   Impl& self = *impl_;
+  const RelaxedCapture relaxed;  // another thread may be capturing
+  if (is_captured(stream)) {
+    throw Error(ErrorCode::invalid_argument,
+                "stream: it is being captured, expected one that is not: a graph would copy from memory that later "
+                "uploads write to");
+  }
   if (self.on_device) {
     throw Error(ErrorCode::invalid_argument,
                 "plan: it holds plans made on the device, expected one for the host's plans");

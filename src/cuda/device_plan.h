@@ -16,7 +16,8 @@ struct CUevent_st;
 
 namespace headwater::cuda {
 
-/// Device memory; freed with its owner.
+/// Device memory, zero at first; freed with its owner. It is zeroed on a stream of its own, which the constructor waits
+/// for: streams made with cudaStreamNonBlocking are not ordered behind the default stream.
 struct DeviceBuffer {
   DeviceBuffer() = default;
   explicit DeviceBuffer(std::size_t bytes);
@@ -43,9 +44,11 @@ inline constexpr std::int64_t kFewPageIds = 8'192;
 struct DevicePlan::Impl {
   Impl(const AttentionShape& shape, const Capacity& capacity);
 
-  /// Makes this a plan of a DevicePlanner, whose page ids are the caller's table; returns where its arrays go.
-  PlannerOutput take_over(const AttentionShape& its_shape, const PlanOptions& options, const DeviceTableLimits& limits,
-                          const std::int32_t* block_table);
+  /// Where a DevicePlanner writes its plan; refuses options and limits that this plan cannot take.
+  PlannerOutput planner_output(const AttentionShape& its_shape, const PlanOptions& options,
+                               const DeviceTableLimits& limits);
+  /// From now on this is a plan of a DevicePlanner, whose page ids are the caller's table.
+  void take_over(const PlanOptions& options, const DeviceTableLimits& limits, const std::int32_t* block_table);
 
   AttentionShape shape;
   Capacity capacity;

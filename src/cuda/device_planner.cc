@@ -8,6 +8,7 @@
 #include "cuda/error.h"
 #include "cuda/launch.h"
 #include "headwater/error.h"
+#include "plan/validate.h"
 
 namespace headwater::cuda {
 namespace {
@@ -33,6 +34,7 @@ detail::CostModel checked_cost(const AttentionShape& shape, const PlanOptions& o
                                const DeviceModel& model) {
   check_supported_plan(shape, options, {});
   check_planner(shape, options, limits);
+  detail::check_model(model);
   return {shape, options, model};
 }
 
@@ -57,9 +59,9 @@ DevicePlanner::Impl::Impl(const AttentionShape& s, const PlanOptions& o, const D
   for (int k = 0; k < kNumPlannerKernels; ++k) {
     kernel = planner_kernel(k);
     if (l.max_requests > kernel.max_requests || input.max_units > kernel.max_units) continue;
-    if (!kernel.shared) break;
     cudaFuncAttributes attributes{};
-    check(cudaFuncGetAttributes(&attributes, kernel.function), "cudaFuncGetAttributes");
+    check(cudaFuncGetAttributes(&attributes, kernel.function), "cudaFuncGetAttributes");  // loads it
+    if (!kernel.shared) break;
     if (kernel.scratch_bytes + attributes.sharedSizeBytes <= room) break;
   }
   most_blocks = std::min(attribute(cudaDevAttrMultiProcessorCount),
@@ -72,7 +74,6 @@ DevicePlanner::Impl::Impl(const AttentionShape& s, const PlanOptions& o, const D
     most_blocks = std::min(most_blocks, kMostBlocksInGlobal);
     scratch.emplace(static_cast<std::size_t>(most_blocks) * kernel.scratch_bytes);
   }
-  check(cudaMemset(status.data, 0, sizeof(DevicePlanStatus)), "cudaMemset");
 }
 
 DevicePlanner::DevicePlanner(const AttentionShape& shape, const PlanOptions& options, const DeviceTableLimits& limits,
@@ -87,6 +88,7 @@ DevicePlanner& DevicePlanner::operator=(DevicePlanner&&) noexcept = default;
 Capacity DevicePlanner::capacity_for(const AttentionShape& shape, const PlanOptions& options,
                                      const DeviceTableLimits& limits, const DeviceModel& model) {
   check_planner(shape, options, limits);
+  detail::check_model(model);
   return planner_capacity(detail::CostModel(shape, options, model), limits);
 }
 
@@ -100,7 +102,7 @@ void DevicePlanner::plan(DevicePlan& plan, const DeviceTables& tables, Stream st
       planner_input(self.shape, self.options, self.limits, plan.capacity(), self.cost), self.cost, {}, nullptr};
   params.in.max_units = std::min(params.in.max_units, self.input.max_units);
   set_tables(params.in, tables, self.limits);
-  params.out = plan.impl_->take_over(self.shape, self.options, self.limits, tables.block_table);
+  params.out = plan.impl_->planner_output(self.shape, self.options, self.limits);
   params.out.status = reinterpret_cast<DevicePlanStatus*>(self.status.data);
   params.out.spans = reinterpret_cast<DeviceSpan*>(self.spans.data);
   params.out.span_members = reinterpret_cast<std::int32_t*>(self.members.data);
@@ -122,6 +124,7 @@ void DevicePlanner::plan(DevicePlan& plan, const DeviceTables& tables, Stream st
   config.numAttrs = 1;
   void* arguments = &params;
   check(cudaLaunchKernelExC(&config, self.kernel.function, &arguments), "plan_on_device");
+  plan.impl_->take_over(self.options, self.limits, tables.block_table);
 }
 
 const DevicePlanStatus* DevicePlanner::status() const noexcept {

@@ -7,6 +7,7 @@
 
 #include "headwater/error.h"
 #include "plan/cut.h"
+#include "plan/validate.h"
 
 namespace headwater::cuda {
 namespace {
@@ -29,6 +30,14 @@ void check_range(const char* name, std::int64_t value, std::int64_t least, std::
                                                std::to_string(least) + ".." + std::to_string(most));
 }
 
+void check_array(const char* name, const std::int32_t* data) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  if (address != 0 && address % sizeof(std::int32_t) == 0) return;
+  throw Error(ErrorCode::invalid_argument,
+              std::string(name) + (address == 0 ? " is a null pointer, expected device memory"
+                                                : " is not at a multiple of 4 bytes, expected int32"));
+}
+
 std::int64_t rows_of(const DeviceTableLimits& limits) {
   return limits.max_rows > 0 ? limits.max_rows : limits.max_requests;
 }
@@ -41,6 +50,8 @@ Policy policy_of(const PlanOptions& options) {
 }  // namespace
 
 void check_planner(const AttentionShape& shape, const PlanOptions& options, const DeviceTableLimits& limits) {
+  detail::check_shape(shape);
+  detail::check_options(options);
   if (options.batch_invariant) unsupported("options.batch_invariant: not");
   if (options.window_left >= 0) {
     unsupported("options.window_left = " + std::to_string(options.window_left) + ", expected -1");
@@ -66,7 +77,6 @@ void check_planner(const AttentionShape& shape, const PlanOptions& options, cons
   }
   check_range("limits.max_blocks * limits.page_size", std::int64_t{limits.max_blocks} * limits.page_size, 1,
               std::numeric_limits<std::int32_t>::max() / 2);
-  check_range("shape.num_kv_heads", shape.num_kv_heads, 1, std::numeric_limits<std::int16_t>::max());
 }
 
 Capacity planner_capacity(const detail::CostModel& cost, const DeviceTableLimits& limits) {
@@ -111,7 +121,8 @@ PlannerInput planner_input(const AttentionShape& shape, const PlanOptions& optio
   // The merge lists are counted in 23 bits.
   in.max_partials = static_cast<std::int32_t>(std::min<std::int64_t>(capacity.max_partials, (1 << 23) - 1));
   if (flat > LargeScratch::kMostUnits) {
-    unsupported("limits.max_rows = " + std::to_string(limits.max_rows) + ": not");
+    unsupported("limits.max_requests + limits.max_rows / " + std::to_string(cost.tile_rows()) + " = " +
+                std::to_string(flat) + ", expected at most " + std::to_string(LargeScratch::kMostUnits));
   }
   // Fewer nodes than requests, each of one unit, or two if it has more rows than a tile.
   const std::int64_t nodes = limits.max_requests + kMaxDepth * (rows_of(limits) / cost.tile_rows());
@@ -127,13 +138,15 @@ void set_tables(PlannerInput& in, const DeviceTables& tables, const DeviceTableL
                 "tables.qo_indptr = nullptr, expected it where limits.max_rows is less "
                 "than the requests");
   }
-  const std::int64_t stride = tables.row_stride > 0 ? tables.row_stride : limits.max_blocks;
+  const std::int64_t stride = tables.row_stride != 0 ? tables.row_stride : limits.max_blocks;
   check_range("tables.row_stride", stride, limits.max_blocks, std::numeric_limits<std::int32_t>::max());
   check_range("tables.num_requests * tables.row_stride", tables.num_requests * stride, 0,
               std::numeric_limits<std::int32_t>::max());
-  if (tables.num_requests > 0 && (tables.block_table == nullptr || tables.lengths == nullptr)) {
-    throw Error(ErrorCode::invalid_argument, "tables.block_table or tables.lengths is a null pointer");
+  if (tables.num_requests > 0) {
+    check_array("tables.block_table", tables.block_table);
+    check_array("tables.lengths", tables.lengths);
   }
+  if (tables.qo_indptr != nullptr) check_array("tables.qo_indptr", tables.qo_indptr);
   in.block_table = tables.block_table;
   in.row_stride = stride;
   in.lengths = tables.lengths;

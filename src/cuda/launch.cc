@@ -11,6 +11,7 @@
 #include "cuda/page_patches.h"
 #include "cuda/params.h"
 #include "headwater/cuda.h"
+#include "plan/validate.h"
 
 namespace headwater::cuda {
 namespace {
@@ -24,13 +25,13 @@ constexpr int kMaxPageSize = 256;
 }  // namespace
 
 const AttendKernel& supported_kernel(const AttentionShape& shape) {
+  detail::check_shape(shape);
   const std::string types =
       "q_dtype = " + std::string(name_of(shape.q_dtype)) + ", kv_dtype = " + std::string(name_of(shape.kv_dtype));
   if (shape.q_dtype != DType::f16 && shape.q_dtype != DType::bf16) unsupported(types + ": on CUDA q is f16 or bf16");
   if (shape.kv_dtype != shape.q_dtype && shape.kv_dtype != DType::f8e4m3) {
     unsupported(types + ": on CUDA KV has q's type or is f8e4m3");
   }
-  if (shape.out_dtype == DType::f8e4m3) unsupported("out_dtype = f8e4m3, expected f32, f16 or bf16");
   const AttendKernel* kernel = find_kernel(shape);
   if (kernel == nullptr) {
     unsupported("head_dim_qk = " + std::to_string(shape.head_dim_qk) + ", head_dim_vo = " +
@@ -46,6 +47,7 @@ const AttendKernel& supported_kernel(const AttentionShape& shape) {
 void check_supported_plan(const AttentionShape& shape, const PlanOptions& options,
                           std::span<const std::int32_t> page_sizes) {
   supported_kernel(shape);
+  detail::check_options(options);
   if (options.batch_invariant && options.invariant_chunk % 64 != 0) {
     unsupported("options.invariant_chunk = " + std::to_string(options.invariant_chunk) +
                 ", expected a multiple of 64 on CUDA");

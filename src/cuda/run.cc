@@ -1,5 +1,4 @@
-// One attention call on the device: check, attend, merge. Checks are those of the CPU back
-// end, in its words.
+// One attention call on the device: check, attend, merge. Checks are those of the CPU back end, in its words.
 #include "cpu/run.h"
 
 #include <cuda_runtime.h>
@@ -133,7 +132,7 @@ void launch(const void* kernel, int blocks, int threads, int shared_bytes, void*
 template <class Visit>
 void for_own_memory([[maybe_unused]] const DevicePlan::Impl& plan, [[maybe_unused]] const RunArgs& args,
                     [[maybe_unused]] Visit visit) {
-#ifndef NDEBUG
+#if !defined(NDEBUG) || defined(HEADWATER_CUDA_WATCH)
   visit("workspace", args.workspace.data, plan.facts.workspace_bytes);
   visit("plan", plan.queue.data, sizeof(std::int32_t));
 #endif

@@ -5,30 +5,11 @@
 
 #include <string>
 
+#include "cuda/capture.h"
 #include "headwater/error.h"
 
 namespace headwater::cuda {
 namespace {
-
-/// Asking about events would end a capture that any thread has begun in global mode, unless this thread says otherwise.
-class Relaxed {
- public:
-  Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  Relaxed(const Relaxed&) = delete;
-  Relaxed& operator=(const Relaxed&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
-/// Whether nothing can be asked of the stream: it is being captured, or cannot say.
-bool captured(Stream stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &status) == cudaSuccess) return status != cudaStreamCaptureStatusNone;
-  cudaGetLastError();
-  return true;
-}
 
 /// Whether the stream runs beside the default stream; else either waits for the other's work.
 bool is_beside(Stream stream) {
@@ -61,8 +42,8 @@ void StreamWatch::release(Use& use) {
 
 void StreamWatch::check(const char* what, const void* memory, std::size_t bytes, Stream stream) {
   const std::lock_guard lock(mutex_);
-  const Relaxed relaxed;
-  if (bytes == 0 || captured(stream)) return;
+  const RelaxedCapture relaxed;
+  if (bytes == 0 || is_captured(stream)) return;
   const auto* begin = static_cast<const std::byte*>(memory);
   const bool beside = is_beside(stream);
   for (Use& use : uses_) {
@@ -78,9 +59,9 @@ void StreamWatch::check(const char* what, const void* memory, std::size_t bytes,
 
 void StreamWatch::note(const void* memory, std::size_t bytes, Stream stream) {
   const std::lock_guard lock(mutex_);
-  const Relaxed relaxed;
+  const RelaxedCapture relaxed;
   int device = -1;
-  if (bytes == 0 || captured(stream) || cudaGetDevice(&device) != cudaSuccess) return;
+  if (bytes == 0 || is_captured(stream) || cudaGetDevice(&device) != cudaSuccess) return;
   const auto* begin = static_cast<const std::byte*>(memory);
   // The slot of an earlier run in the same place, else the one that was filled longest ago.
   Use* slot = nullptr;

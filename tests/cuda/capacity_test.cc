@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "cuda/fault_fixture.h"
 #include "reference/rng.h"
@@ -82,6 +83,44 @@ TEST(CudaCapacity, EveryPlanWithinTheBoundsFits) {
   // The bounds are not far off where plans are simple.
   EXPECT_GT(tight_items, 100);
   EXPECT_GT(tight_ids, 100);
+}
+
+TEST(CudaCapacity, SharedSpansBetweenPagesOfOnesOwnFit) {
+  // Eight pairs that share ten pages; before them one of a pair has ten pages of its own, and both have some behind.
+  const AttentionShape shape{8, 2, 64, 64, DType::f16, DType::f16, DType::f16};
+  reference::PageTables tables;
+  tables.page_size = 16;
+  std::int32_t next = 0;
+  const auto some = [&](int count) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(count));
+    std::iota(ids.begin(), ids.end(), next);
+    next += count;
+    return ids;
+  };
+  for (int pair = 0; pair < 8; ++pair) {
+    const std::vector<std::int32_t> shared = some(10);
+    std::vector<std::int32_t> longer = some(10);
+    std::vector<std::int32_t> shorter = shared;
+    longer.insert(longer.end(), shared.begin(), shared.end());
+    for (std::vector<std::int32_t>* ids : {&longer, &shorter}) {
+      ids->push_back(next++);
+      tables.add(*ids, 16);
+    }
+    tables.kv_start_page.resize(static_cast<std::size_t>(tables.num_requests()) - 1, 0);
+    tables.kv_start_page.push_back(10);
+  }
+  tables.num_pages = next;
+  cuda::PlanBounds bounds = bounds_of(tables);
+  ASSERT_FALSE(bounds.same_start);
+  bounds.max_shared_spans = 1;
+  DeviceModel model = property::eager_model();
+  model.num_workers = 1;
+  PlanOptions options;
+  options.policy = Policy::forest;
+  Planner planner(model);
+  const Plan plan = planner.plan(shape, tables.batch(), options);
+  ASSERT_EQ(plan.stats().num_spans, 8);
+  EXPECT_EQ(beyond(cuda::Capacity::of(plan), cuda::Capacity::within(bounds, shape, options, model)), "");
 }
 
 TEST(CudaCapacity, EveryStepOfADecodeFits) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <set>
 #include <stdexcept>
@@ -167,6 +168,64 @@ TEST(CudaDevicePlanner, BadInput) {
   BlockTables length = good;
   length.lengths[2] = -3;
   check(length, cuda::DevicePlanStatus::kBadLength);
+}
+
+/// The LSE and the bits of O of one query row.
+std::pair<std::vector<float>, std::vector<std::uint16_t>> row_of(const cpu::RunArgs& args, int row) {
+  std::pair<std::vector<float>, std::vector<std::uint16_t>> out;
+  const auto* o = static_cast<const std::uint16_t*>(args.out.data) + row * args.out.row_stride;
+  for (int h = 0; h < kShape.num_qo_heads; ++h) {
+    out.first.push_back(args.lse.data[row * args.lse.row_stride + h * args.lse.head_stride]);
+    out.second.insert(out.second.end(), o + h * args.out.head_stride,
+                      o + h * args.out.head_stride + kShape.head_dim_vo);
+  }
+  return out;
+}
+
+TEST(CudaDevicePlanner, AttentionOverBadPageIds) {
+  HEADWATER_NEEDS_GPU();
+  // Keys of pages that do not exist count as zeros, nothing is read outside the pool, and other requests have the bits
+  // of a flat plan of good tables. Pages as they mostly are (bulk copies), and apart by an element (loads).
+  ASSERT_EQ(size_of(kShape.out_dtype), 2U);
+  constexpr int kBad = 3;
+  for (const std::int64_t padding : {0, 1}) {
+    PlanOptions options;
+    options.policy = Policy::flat;
+    reference::Call call(kShape, options, tree({1, 5}, {160, 40}, 16), {.page_padding = padding}, 31);
+    const BlockTables good(call.tables());
+    const Plan host = to_plan(kShape, options, good, plan_alone(kShape, options, property::eager_model(), good));
+    cuda::DevicePlanner planner(kShape, options, good.limits(), property::eager_model());
+    cuda::DevicePlan plan(kShape, planner.capacity());
+    DeviceSide side(good.limits());
+    const auto runs = [&](const Plan& planned, const cpu::RunArgs& args) {
+      DeviceCall there(kShape, args, good.num_requests, plan.workspace_size());
+      const auto run = [&](const BlockTables& tables, std::uint32_t flags) {
+        there.poison_outputs();
+        planner.plan(plan, side.put(tables), nullptr);
+        cuda::run(plan, there.args(), nullptr);
+        there.fetch_to(args);
+        EXPECT_EQ(there.complaint(), "");
+        EXPECT_EQ(fetch(planner.status(), 1)[0].flags, flags);
+        std::vector<std::pair<std::vector<float>, std::vector<std::uint16_t>>> rows;
+        for (int r = 0; r < good.num_requests; ++r) rows.push_back(row_of(args, r));
+        return rows;
+      };
+      const auto right = run(good, 0);
+      for (const std::int64_t id : {std::int64_t{-1}, std::int64_t{good.num_pages}, std::int64_t{1} << 29}) {
+        BlockTables bad = good;
+        bad.block_table[static_cast<std::size_t>(kBad * bad.row_stride + 11)] = static_cast<std::int32_t>(id);
+        const auto rows = run(bad, cuda::DevicePlanStatus::kBadPageId);
+        for (int r = 0; r < good.num_requests; ++r) {
+          EXPECT_EQ(rows[static_cast<std::size_t>(r)] == right[static_cast<std::size_t>(r)], r != kBad) << "row " << r;
+        }
+        EXPECT_TRUE(std::ranges::all_of(rows[kBad].first, [](float lse) { return std::isfinite(lse); })) << id;
+      }
+      run(good, 0);  // what the reference is compared with
+      const PlanStats& stats = planned.stats();
+      return cpu::RunOutcome{stats.path, Isa::scalar, stats.num_items, stats.kv_bytes_read, 0};
+    };
+    EXPECT_EQ(call.run_by(runs, host, 0).complaint, "");
+  }
 }
 
 TEST(CudaDevicePlanner, SameBytesEveryTime) {

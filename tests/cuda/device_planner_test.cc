@@ -71,6 +71,25 @@ std::string complaint(const Plan& plan, const Batch& batch) {
   return rest;
 }
 
+/// What is wrong with the rows and page ids that items carry themselves; empty: nothing.
+std::string carried_complaint(const Planned& planned, const BlockTables& tables) {
+  std::string text;
+  for (std::size_t i = 0; i < planned.items.size(); ++i) {
+    const cuda::DeviceItem& item = planned.items[i];
+    const cuda::ItemRow& row = planned.item_rows[static_cast<std::size_t>(item.row_begin)];
+    const cuda::ItemRow& first = item.first_row;
+    if (std::tie(first.row, first.lo, first.hi, first.pos) != std::tie(row.row, row.lo, row.hi, row.pos)) {
+      text += "item " + std::to_string(i) + ": another first row\n";
+    }
+    const int pages = (item.first_token + item.num_tokens + tables.page_size - 1) / tables.page_size;
+    for (int j = 0; j < std::min(pages, cuda::kFirstPages); ++j) {
+      if (item.first_pages[j] == tables.block_table[static_cast<std::size_t>(item.page_begin + j)]) continue;
+      text += "item " + std::to_string(i) + ": another page " + std::to_string(j) + "\n";
+    }
+  }
+  return text;
+}
+
 struct Case {
   PageTables tables;
   PlanOptions options;
@@ -110,6 +129,7 @@ std::multiset<Span> check(const Case& c, Policy policy) {
   const Planned planned = plan_alone(kShape, options, c.model, tables);
   EXPECT_EQ(planned.status.flags & ~DevicePlanStatus::kOverCapacity, 0U);
   EXPECT_EQ(complaint(to_plan(kShape, options, tables, planned), c.tables.batch()), "");
+  EXPECT_EQ(carried_complaint(planned, tables), "");
   return spans_of(planned);
 }
 
@@ -362,6 +382,7 @@ TEST(DevicePlanner, WhatItCannotPlanIsRefused) {
   odd = limits;
   odd.max_requests = 0;
   EXPECT_EQ(reason({}, odd), "limits.max_requests = 0, expected 1..4096");
+  EXPECT_EQ(reason({.min_members = -3}, limits).substr(0, 16), "min_members = -3");
 }
 
 }  // namespace

@@ -277,7 +277,10 @@ std::string bytes_of(const Planned& p) {
     out << "item " << i.pos_begin << ' ' << i.num_tokens << ' ' << i.page_begin << ' ' << i.first_token << ' '
         << i.row_begin << ' ' << i.num_rows << ' ' << i.partial_begin << ' ' << i.num_states << ' ' << i.kv_head_begin
         << ' ' << i.kv_head_end << ' ' << i.view << ' ' << i.unmasked_begin << ' ' << i.unmasked_end << ' ' << i.cost_ps
-        << '\n';
+        << ' ' << i.lead << ' ' << i.first_row.row << ' ' << i.first_row.lo << ' ' << i.first_row.hi << ' '
+        << i.first_row.pos << " pages";
+    for (const std::int32_t page : i.first_pages) out << ' ' << page;
+    out << '\n';
   }
   for (const cuda::ItemRow& r : p.item_rows)
     out << "row " << r.row << ' ' << r.lo << ' ' << r.hi << ' ' << r.pos << '\n';

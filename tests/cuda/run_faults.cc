@@ -1,5 +1,5 @@
 // Faults of running on the device, one named test each: races in the queue and the merge, capture and allocation, reuse
-// of staging memory, workspaces, launches that fail, one workspace on two streams.
+// of staging memory, workspaces, launches that fail.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -8,22 +8,12 @@
 #include <thread>
 
 #include "cuda/device_plan.h"
-#include "cuda/fault_fixture.h"
+#include "cuda/run_fixture.h"
 #include "cuda/spin.h"
-#include "cuda/stream_watch.h"
 #include "faults/count_allocations.h"
 
 namespace headwater::cuda_test {
 namespace {
-
-/// A stream that runs beside all others.
-struct OwnStream {
-  OwnStream() { ok(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
-  ~OwnStream() { cudaStreamDestroy(stream); }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-  cudaStream_t stream = nullptr;
-};
 
 /// Pinned host memory.
 struct Pinned {
@@ -33,55 +23,6 @@ struct Pinned {
   Pinned& operator=(const Pinned&) = delete;
   void* data = nullptr;
 };
-
-/// Holds up a stream until it is opened.
-class Gate {
- public:
-  explicit Gate(cudaStream_t stream) { ok(cudaLaunchHostFunc(stream, wait, this)); }
-  ~Gate() {
-    open();
-    cudaDeviceSynchronize();
-  }
-  Gate(const Gate&) = delete;
-  Gate& operator=(const Gate&) = delete;
-  void open() { open_ = true; }
-  [[nodiscard]] bool is_open() const { return open_; }
-
- private:
-  static void CUDART_CB wait(void* self) {
-    while (!static_cast<Gate*>(self)->open_) std::this_thread::yield();
-  }
-  std::atomic<bool> open_ = false;
-};
-
-/// A forest and its plans by two policies.
-struct Plans {
-  explicit Plans(std::uint64_t seed = 52'000) : call(kSmallF16, {}, property::small_forest(16), {}, seed) {
-    PlanOptions options;
-    options.policy = Policy::flat;
-    flat = planner.plan(kSmallF16, call.batch(), options);
-    options.policy = Policy::forest;
-    forest = planner.plan(kSmallF16, call.batch(), options);
-    EXPECT_EQ(forest.stats().path, Path::cascade);
-  }
-  [[nodiscard]] std::int64_t num_rows() const { return static_cast<std::int64_t>(flat.data().rows.size()); }
-  [[nodiscard]] cuda::Capacity both() const {
-    const cuda::Capacity a = cuda::Capacity::of(flat);
-    const cuda::Capacity b = cuda::Capacity::of(forest);
-    return {std::max(a.max_rows, b.max_rows), std::max(a.max_page_ids, b.max_page_ids),
-            std::max(a.max_items, b.max_items), std::max(a.max_partials, b.max_partials)};
-  }
-
-  Planner planner = eager_planner();
-  reference::Call call;
-  Plan flat;
-  Plan forest;
-};
-
-cpu::RunOutcome outcome_of(const Plan& plan) {
-  const PlanStats& stats = plan.stats();
-  return {stats.path, Isa::scalar, stats.num_items, stats.kv_bytes_read, 0};
-}
 
 /// A cascade of far more pieces of work than a device has blocks at once, for both attention kernels.
 constexpr AttentionShape kCrowdShape{32, 8, 64, 64, DType::f16, DType::f16, DType::f16};
@@ -310,6 +251,43 @@ TEST(CudaFaults, Fault25_StagingIsNotOverwrittenWhileCopiesAreUnderWay) {
   EXPECT_EQ(plans.call.run_by(thrice, plans.flat, 0).complaint, "");
 }
 
+TEST(CudaFaults, Fault25_APlanDoesNotDependOnWhatTheDefaultStreamDoes) {
+  // A plan is made, uploaded and run on a stream of its own while the default stream is busy, and run again when it is
+  // not: zeroing that was left to the default stream would have taken the plan away by then.
+  Plans plans;
+  HEADWATER_NEEDS_GPU();
+  EXPECT_EQ(plans.call.run_by(run_on_device, plans.forest, 0).complaint, "");  // loads kernels
+  const auto beside = [&](const Plan& plan, const cpu::RunArgs& args) {
+    OwnStream own;
+    spin(64, 300'000, 1, nullptr);
+    cuda::DevicePlan device(kSmallF16, plans.both());
+    device.upload(plan, own.stream);
+    EXPECT_EQ(cudaStreamQuery(nullptr), cudaErrorNotReady) << "the default stream was idle: nothing was tested";
+    const DeviceCall there(kSmallF16, args, plans.num_rows(), device.workspace_size());
+    ok(cudaDeviceSynchronize());
+    cuda::run(device, there.args(), own.stream);
+    there.fetch_to(args);
+    EXPECT_EQ(there.complaint(), "");
+    return outcome_of(plan);
+  };
+  EXPECT_EQ(plans.call.run_by(beside, plans.forest, 0).complaint, "");
+}
+
+TEST(CudaFaults, Fault25_UploadsAreNotCaptured) {
+  Plans plans;
+  HEADWATER_NEEDS_GPU();
+  OwnStream own;
+  OwnStream other;
+  cuda::DevicePlan device(kSmallF16, plans.both());
+  cudaGraph_t graph = nullptr;
+  ok(cudaStreamBeginCapture(own.stream, cudaStreamCaptureModeGlobal));
+  EXPECT_EQ(message_of([&] { device.upload(plans.flat, own.stream); }).substr(0, 28), "stream: it is being captured");
+  device.upload(plans.flat, other.stream);  // beside a capture
+  EXPECT_EQ(cudaStreamEndCapture(own.stream, &graph), cudaSuccess) << "the capture was broken";
+  ok(cudaGraphDestroy(graph));
+  ok(cudaStreamSynchronize(other.stream));
+}
+
 TEST(CudaFaults, Fault26_WorkspaceIsExactAndLessIsRefused) {
   // That the exact size is enough is part of every run_on_device (fenced).
   Plans plans;
@@ -407,84 +385,6 @@ TEST(CudaErrors, AMergeThatFailsLeavesAnEmptyQueue) {
     return outcome_of(p);
   };
   EXPECT_EQ(call.run_by(failing, plan, 0).complaint, "");
-}
-
-TEST(CudaStreams, TheWatchNoticesMemoryInUseOnAnotherStream) {
-  HEADWATER_NEEDS_GPU();
-  DeviceMemory memory(4096);
-  OwnStream a;
-  OwnStream b;
-  cudaStream_t blocking = nullptr;
-  ok(cudaStreamCreate(&blocking));
-  cuda::StreamWatch watch;
-  const auto complaint = [&](std::size_t at, std::size_t bytes, cudaStream_t stream) {
-    return message_of([&] { watch.check("workspace", memory.data() + at, bytes, stream); });
-  };
-  {
-    Gate gate(a.stream);
-    watch.note(memory.data(), 1024, a.stream);
-    EXPECT_EQ(complaint(0, 1024, b.stream),
-              "workspace is in use by a run on another stream, expected one of its own for each stream");
-    EXPECT_NE(complaint(1023, 10, b.stream), "") << "a part of it";
-    EXPECT_NE(complaint(0, 1024, nullptr), "");
-    EXPECT_NE(complaint(0, 1024, blocking), "");
-    EXPECT_EQ(complaint(1024, 1024, b.stream), "") << "other memory";
-    EXPECT_EQ(complaint(0, 1024, a.stream), "") << "the same stream";
-    cudaGraph_t graph = nullptr;
-    ok(cudaStreamBeginCapture(b.stream, cudaStreamCaptureModeGlobal));
-    EXPECT_EQ(complaint(0, 1024, b.stream), "") << "what is captured runs some other time";
-    watch.note(memory.data(), 1024, b.stream);
-    EXPECT_EQ(complaint(0, 1024, a.stream), "") << "questions while another stream is being captured";
-    watch.note(memory.data() + 2048, 1024, a.stream);
-    EXPECT_EQ(cudaStreamEndCapture(b.stream, &graph), cudaSuccess) << "the capture was broken";
-    ok(cudaGraphDestroy(graph));
-    gate.open();
-    ok(cudaStreamSynchronize(a.stream));
-    EXPECT_EQ(complaint(0, 1024, b.stream), "") << "the run is over";
-  }
-  {
-    Gate gate(blocking);
-    watch.note(memory.data(), 1024, blocking);
-    EXPECT_EQ(complaint(0, 1024, nullptr), "") << "the default stream waits for it";
-    EXPECT_NE(complaint(0, 1024, b.stream), "");
-  }
-  ok(cudaStreamDestroy(blocking));
-}
-
-TEST(CudaStreams, OneWorkspaceOnTwoStreamsIsRefusedInDebugBuilds) {
-#ifdef NDEBUG
-  GTEST_SKIP() << "not a debug build: runs are not watched";
-#else
-  HEADWATER_NEEDS_GPU();
-  Plans plans;
-  const auto refused = [&](const Plan& plan, const cpu::RunArgs& args) {
-    OwnStream a;
-    OwnStream b;
-    cuda::DevicePlan first(kSmallF16, plans.both());
-    cuda::DevicePlan second(kSmallF16, plans.both());
-    const DeviceCall there(kSmallF16, args, plans.num_rows(), first.workspace_size());
-    const DeviceCall other(kSmallF16, args, plans.num_rows(), first.workspace_size());
-    first.upload(plan, a.stream);
-    second.upload(plan, b.stream);
-    cuda::run(first, there.args(), a.stream);
-    ok(cudaDeviceSynchronize());
-    {
-      Gate gate(a.stream);
-      cuda::run(first, there.args(), a.stream);
-      cuda::run(first, there.args(), a.stream);
-      const auto complaint = [&](const cuda::DevicePlan& p, const DeviceCall& c) {
-        return message_of([&] { cuda::run(p, c.args(), b.stream); }).substr(0, 15);
-      };
-      EXPECT_EQ(complaint(second, there), "workspace is in");
-      EXPECT_EQ(complaint(first, other), "plan is in use ");
-      EXPECT_EQ(complaint(second, other), "");
-    }
-    cuda::run(second, there.args(), b.stream);
-    there.fetch_to(args);
-    return outcome_of(plan);
-  };
-  EXPECT_EQ(plans.call.run_by(refused, plans.forest, 0).complaint, "");
-#endif
 }
 
 }  // namespace

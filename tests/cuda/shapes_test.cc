@@ -2,10 +2,12 @@
 // small forest with a shared trunk, branches, partly filled pages and several rows.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 
 #include "cuda/device_runner.h"
 #include "headwater/plan.h"
+#include "plan/plan_data.h"
 #include "property/scenario.h"
 #include "reference/call.h"
 
@@ -68,6 +70,30 @@ TEST(CudaShapes, PageSizes) {
   for (int page_size = 1; page_size <= 256; page_size *= 2) {
     check({4, 2, 64, 64, DType::f16, DType::f16, DType::f16}, page_size, {.layout = reference::Layout::hnd});
     check({4, 2, 128, 128, DType::bf16, DType::f8e4m3, DType::bf16}, page_size, {.page_padding = 3});
+  }
+}
+
+TEST(CudaShapes, LongItems) {
+  HEADWATER_NEEDS_GPU();
+  // One worker cuts nothing: items of thousands of tokens, whose page ids come in several batches.
+  const AttentionShape shape{8, 2, 64, 64, DType::f16, DType::f16, DType::f16};
+  DeviceModel model = eager_model(128, 1 << 20);
+  model.num_workers = 1;
+  Planner planner(model);
+  for (const int page_size : {1, 8, 16, 256}) {
+    for (const bool invariant : {false, true}) {
+      PlanOptions options;
+      options.policy = Policy::forest;
+      options.batch_invariant = invariant;
+      options.invariant_chunk = 64;  // more than 64 states to merge for each row
+      reference::Call call(shape, options, reference::tree({1, 9}, {4'608, 300}, page_size), {}, 21'000);
+      const Plan plan = planner.plan(shape, call.batch(), options);
+      ASSERT_EQ(plan.stats().path, Path::cascade);
+      if (!invariant) {
+        EXPECT_TRUE(std::ranges::any_of(plan.data().items, [](const auto& item) { return item.num_tokens > 4'096; }));
+      }
+      EXPECT_EQ(call.run_by(cuda_test::run_on_device, plan, 0).complaint, "") << "pages of " << page_size;
+    }
   }
 }
 
