@@ -205,7 +205,7 @@ void bind_attention(nb::module_& m) {
             import_rest(a, kv, kv_layout, {lse, alibi_slopes, sinks, k_scale, v_scale}, lse_base, include_sink, isa);
             new (self) PyRunArgs(std::move(a));
           },
-          nb::arg("q"), nb::arg("kv"), nb::arg("out"), nb::kw_only(), nb::arg("lse") = nb::none(),
+          nb::arg("q").none(), nb::arg("kv").none(), nb::arg("out").none(), nb::kw_only(), nb::arg("lse") = nb::none(),
           nb::arg("kv_layout") = "NHD", nb::arg("lse_base") = "two", nb::arg("alibi_slopes") = nb::none(),
           nb::arg("sinks") = nb::none(), nb::arg("include_sink") = true, nb::arg("k_scale") = nb::none(),
           nb::arg("v_scale") = nb::none(), nb::arg("isa") = nb::none());
@@ -223,7 +223,7 @@ void bind_attention(nb::module_& m) {
       "  executor: ThreadPool, SerialExecutor or None (one pool for the process).\n\n"
       "Returns:\n  out (made in q's framework where None was given), or (out, lse) with return_lse.\n\n"
       "Raises:\n  InvalidArgument, WorkspaceTooSmall: before anything is written. The GIL is released while running.";
-  m.def("run", &run, nb::arg("plan"), nb::arg("q"), nb::arg("kv"), nb::arg("out") = nb::none(), nb::kw_only(),
+  m.def("run", &run, nb::arg("plan"), nb::arg("q").none(), nb::arg("kv").none(), nb::arg("out") = nb::none(), nb::kw_only(),
         nb::arg("lse") = nb::none(), nb::arg("return_lse") = false, nb::arg("kv_layout") = "NHD",
         nb::arg("lse_base") = "two", nb::arg("alibi_slopes") = nb::none(), nb::arg("sinks") = nb::none(),
         nb::arg("include_sink") = true, nb::arg("k_scale") = nb::none(), nb::arg("v_scale") = nb::none(),

@@ -71,7 +71,7 @@ void bind_pool(nb::module_& m) {
             Array keep;
             return p.adopt(ints(keep, pages, "pages"));
           },
-          nb::arg("pages"), "A sequence that starts with written full pages (int32 [n]); each is retained.")
+          nb::arg("pages").none(), "A sequence that starts with written full pages (int32 [n]); each is retained.")
       .def("clone_detached_prefix", &PagePool::clone_detached_prefix, nb::arg("source"), nb::arg("target_tokens"),
            "A new sequence sharing the first target_tokens (a positive multiple of page_size) of `source`.")
       .def("fork", &PagePool::fork, nb::arg("source"), "A new sequence sharing all pages of `source`, copy-on-write.")
@@ -93,7 +93,7 @@ void bind_pool(nb::module_& m) {
             Array keep;
             p.replace_prefix(sequence, ints(keep, pages, "pages"));
           },
-          nb::arg("sequence"), nb::arg("pages"), "Takes over the pages that PrefixCache.insert returned.")
+          nb::arg("sequence"), nb::arg("pages").none(), "Takes over the pages that PrefixCache.insert returned.")
       .def("retain", &PagePool::retain, nb::arg("page"))
       .def("release_page", &PagePool::release_page, nb::arg("page"))
       .def(
@@ -124,7 +124,7 @@ void bind_prefix_cache(nb::module_& m) {
             Array keep;
             return to_memoryview(c.lookup(ints(keep, tokens, "tokens"), salt));
           },
-          nb::arg("tokens"), nb::arg("salt") = 0,
+          nb::arg("tokens").none(), nb::arg("salt") = 0,
           "Pages (int32) of the longest cached prefix of tokens (int32 [n]), leaving at least the last token to "
           "compute.\n"
           "Adopt them at once: PagePool.adopt.")
@@ -135,7 +135,7 @@ void bind_prefix_cache(nb::module_& m) {
             Array keep_pages;
             return to_memoryview(c.insert(ints(keep_tokens, tokens, "tokens"), ints(keep_pages, pages, "pages"), salt));
           },
-          nb::arg("tokens"), nb::arg("pages"), nb::arg("salt") = 0,
+          nb::arg("tokens").none(), nb::arg("pages").none(), nb::arg("salt") = 0,
           "Inserts a sequence's full pages; returns the pages (int32) that now stand for the prefix.")
       .def("evict", &PrefixCache::evict, nb::arg("num_pages"), "Frees up to num_pages pages; returns how many.")
       .def("clear", &PrefixCache::clear, "Evicts everything that nobody uses.")

@@ -142,7 +142,7 @@ void bind_batch(nb::module_& m) {
                                page_size,
                                num_pages};
           },
-          nb::arg("qo_indptr"), nb::arg("kv_indptr"), nb::arg("kv_indices"), nb::arg("kv_last_page_len"), nb::kw_only(),
+          nb::arg("qo_indptr").none(), nb::arg("kv_indptr").none(), nb::arg("kv_indices").none(), nb::arg("kv_last_page_len").none(), nb::kw_only(),
           nb::arg("page_size"), nb::arg("num_pages"));
 
   static const std::string doc =
@@ -176,7 +176,7 @@ void bind_batch(nb::module_& m) {
             b.view.first_page_offset = int32s_or_none(b.first_offset);
             new (self) PyBatch(std::move(b));
           },
-          nb::arg("qo_indptr"), nb::arg("kv_indptr"), nb::arg("kv_indices"), nb::arg("kv_last_page_len"), nb::kw_only(),
+          nb::arg("qo_indptr").none(), nb::arg("kv_indptr").none(), nb::arg("kv_indices").none(), nb::arg("kv_last_page_len").none(), nb::kw_only(),
           nb::arg("page_size"), nb::arg("num_pages"), nb::arg("null_page") = -1, nb::arg("kv_start_page") = nb::none(),
           nb::arg("first_page_offset") = nb::none())
       .def_static(

@@ -122,7 +122,7 @@ void copy_pages(nb::object kv, nb::sequence copies, const std::string& kv_layout
 }  // namespace
 
 void bind_states(nb::module_& m) {
-  m.def("merge_state", &merge_state, nb::arg("v_a"), nb::arg("s_a"), nb::arg("v_b"), nb::arg("s_b"), nb::kw_only(),
+  m.def("merge_state", &merge_state, nb::arg("v_a").none(), nb::arg("s_a").none(), nb::arg("v_b").none(), nb::arg("s_b").none(), nb::kw_only(),
         nb::arg("out_v") = nb::none(), nb::arg("out_s") = nb::none(), nb::arg("lse_base") = "two",
         nb::arg("executor") = nb::none(),
         "Merges state a of each row with its state b:\n"
@@ -131,14 +131,14 @@ void bind_states(nb::module_& m) {
         "  s_a, s_b: float32 [rows, heads], base \"two\" or \"natural\"; -inf (or +inf): no keys.\n"
         "  out_v, out_s: where to write (None: made like v_a, s_a); may be v_a and s_a: in place.\n\n"
         "Returns:\n  (out_v, out_s).");
-  m.def("merge_states", &merge_states, nb::arg("v"), nb::arg("s"), nb::arg("indptr"), nb::kw_only(),
+  m.def("merge_states", &merge_states, nb::arg("v").none(), nb::arg("s").none(), nb::arg("indptr").none(), nb::kw_only(),
         nb::arg("out_v") = nb::none(), nb::arg("out_s") = nb::none(), nb::arg("lse_base") = "two",
         nb::arg("executor") = nb::none(),
         "Merges groups of states: group j's are the rows [indptr[j], indptr[j+1]) of v and s.\n\n"
         "Args:\n  v: [N, heads, head_dim].  s: float32 [N, heads].  indptr: int32 [M+1].\n"
         "  out_v: [M, heads, head_dim], out_s: float32 [M, heads], or None; they must not overlap v and s.\n\n"
         "Returns:\n  (out_v, out_s); an empty group gives (0, -inf), a group of one its own bits.");
-  m.def("append_kv", &append_kv, nb::arg("kv"), nb::arg("k"), nb::arg("v"), nb::arg("token_slots"), nb::kw_only(),
+  m.def("append_kv", &append_kv, nb::arg("kv").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("token_slots").none(), nb::kw_only(),
         nb::arg("kv_layout") = "NHD", nb::arg("k_scale") = nb::none(), nb::arg("v_scale") = nb::none(),
         nb::arg("executor") = nb::none(),
         "Writes new keys and values into one layer's cache.\n\n"
@@ -146,7 +146,7 @@ void bind_states(nb::module_& m) {
         "head_dim_vo].\n"
         "  token_slots: int64 [rows], page * page_size + offset; negative: skipped; slots must differ.\n"
         "  k_scale, v_scale: as in `run`; rows are divided by them where the cache is f8e4m3.");
-  m.def("copy_pages", &copy_pages, nb::arg("kv"), nb::arg("copies"), nb::kw_only(), nb::arg("kv_layout") = "NHD",
+  m.def("copy_pages", &copy_pages, nb::arg("kv").none(), nb::arg("copies"), nb::kw_only(), nb::arg("kv_layout") = "NHD",
         nb::arg("executor") = nb::none(),
         "Copies pages inside one layer's cache, before append_kv: copy-on-write.\n\n"
         "Args:\n  copies: (src, dst, num_tokens) tuples, as PagePool.prepare_append returns them.");

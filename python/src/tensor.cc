@@ -1,5 +1,7 @@
 #include "tensor.h"
 
+#include <nanobind/stl/string.h>
+
 #include <array>
 #include <limits>
 #include <utility>
@@ -139,6 +141,9 @@ void Array::expect_shape(std::size_t i, std::int64_t expected, const char* what)
 }
 
 void Array::expect_contiguous_rows() const {
+  for (std::size_t i = 0; i < rank(); ++i) {
+    if (shape(i) == 0) return;
+  }
   const std::size_t last = rank() - 1;
   if (shape(last) > 1 && stride(last) != 1) {
     refuse(name_ + " has stride " + std::to_string(stride(last)) + " in its last dimension, expected 1 (contiguous)");
