@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -147,6 +148,22 @@ cpu::RunOutcome run_prepared(PyPlan& plan, const PyRunArgs& a, nb::handle worksp
   return cpu::run(plan.plan, args, workers);
 }
 
+/// What `count` runs take without Python, nanoseconds: for bench/python_overhead.py.
+double time_runs(PyPlan& plan, const PyRunArgs& a, nb::handle executor, int count) {
+  Executor& workers = executor_of(executor);
+  check_shapes(plan, a);
+  const std::vector<KvCache> caches(plan.num_levels, a.caches.front().view);
+  const Loan loan(plan);
+  cpu::RunArgs args;
+  args.q = a.q.read();
+  args.kv = caches;
+  args.out = a.out.view;
+  args.workspace = loan.view();
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < count; ++i) cpu::run(plan.plan, args, workers);
+  return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count();
+}
+
 nb::object run(PyPlan& plan, nb::object q, nb::object kv, nb::object out, nb::object lse, bool return_lse,
                const std::string& kv_layout, const std::string& lse_base, nb::object alibi_slopes, nb::object sinks,
                bool include_sink, nb::object k_scale, nb::object v_scale, nb::object workspace, nb::object executor,
@@ -212,6 +229,7 @@ void bind_attention(nb::module_& m) {
 
   m.def("run", &run_prepared, nb::arg("plan"), nb::arg("args"), nb::kw_only(), nb::arg("workspace") = nb::none(),
         nb::arg("executor") = nb::none(), "Attention on prepared arrays; returns what was done (RunOutcome).");
+  m.def("_time_runs", &time_runs, nb::arg("plan"), nb::arg("args"), nb::arg("executor").none(), nb::arg("count"));
   static const std::string run_doc =
       std::string(
           "out = softmax(scores(q, k) + mask) v for every row of the plan (formulas: PlanOptions). Exact: partial\n"
@@ -223,8 +241,8 @@ void bind_attention(nb::module_& m) {
       "  executor: ThreadPool, SerialExecutor or None (one pool for the process).\n\n"
       "Returns:\n  out (made in q's framework where None was given), or (out, lse) with return_lse.\n\n"
       "Raises:\n  InvalidArgument, WorkspaceTooSmall: before anything is written. The GIL is released while running.";
-  m.def("run", &run, nb::arg("plan"), nb::arg("q").none(), nb::arg("kv").none(), nb::arg("out") = nb::none(), nb::kw_only(),
-        nb::arg("lse") = nb::none(), nb::arg("return_lse") = false, nb::arg("kv_layout") = "NHD",
+  m.def("run", &run, nb::arg("plan"), nb::arg("q").none(), nb::arg("kv").none(), nb::arg("out") = nb::none(),
+        nb::kw_only(), nb::arg("lse") = nb::none(), nb::arg("return_lse") = false, nb::arg("kv_layout") = "NHD",
         nb::arg("lse_base") = "two", nb::arg("alibi_slopes") = nb::none(), nb::arg("sinks") = nb::none(),
         nb::arg("include_sink") = true, nb::arg("k_scale") = nb::none(), nb::arg("v_scale") = nb::none(),
         nb::arg("workspace") = nb::none(), nb::arg("executor") = nb::none(), nb::arg("isa") = nb::none(),

@@ -106,7 +106,8 @@ void bind_pool(nb::module_& m) {
 }
 
 void bind_prefix_cache(nb::module_& m) {
-  nb::class_<PrefixCacheStats>(m, "PrefixCacheStats", "Counters of a PrefixCache since it was made; pages_cached is now.")
+  nb::class_<PrefixCacheStats>(m, "PrefixCacheStats",
+                               "Counters of a PrefixCache since it was made; pages_cached is now.")
       .def_ro("lookups", &PrefixCacheStats::lookups)
       .def_ro("hits", &PrefixCacheStats::hits)
       .def_ro("tokens_requested", &PrefixCacheStats::tokens_requested)

@@ -5,6 +5,7 @@
 #include <nanobind/stl/unique_ptr.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -102,6 +103,14 @@ std::unique_ptr<PyPlan> make_plan(PyPlanner& self, const AttentionShape& shape, 
   return made;
 }
 
+/// What `count` plans take without Python, nanoseconds: for bench/python_overhead.py.
+double time_plans(PyPlanner& self, const AttentionShape& shape, const PyBatch& batch, const PlanOptions& options,
+                  int count) {
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < count; ++i) (void)self.planner.plan(shape, batch.view, options);
+  return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count();
+}
+
 void update_plan(PyPlanner& self, PyPlan& plan, const PyBatch& batch, nb::handle grown, nb::handle joined,
                  nb::handle left) {
   const bool listed = !grown.is_none() || !joined.is_none() || !left.is_none();
@@ -142,8 +151,8 @@ void bind_batch(nb::module_& m) {
                                page_size,
                                num_pages};
           },
-          nb::arg("qo_indptr").none(), nb::arg("kv_indptr").none(), nb::arg("kv_indices").none(), nb::arg("kv_last_page_len").none(), nb::kw_only(),
-          nb::arg("page_size"), nb::arg("num_pages"));
+          nb::arg("qo_indptr").none(), nb::arg("kv_indptr").none(), nb::arg("kv_indices").none(),
+          nb::arg("kv_last_page_len").none(), nb::kw_only(), nb::arg("page_size"), nb::arg("num_pages"));
 
   static const std::string doc =
       std::string(
@@ -176,9 +185,9 @@ void bind_batch(nb::module_& m) {
             b.view.first_page_offset = int32s_or_none(b.first_offset);
             new (self) PyBatch(std::move(b));
           },
-          nb::arg("qo_indptr").none(), nb::arg("kv_indptr").none(), nb::arg("kv_indices").none(), nb::arg("kv_last_page_len").none(), nb::kw_only(),
-          nb::arg("page_size"), nb::arg("num_pages"), nb::arg("null_page") = -1, nb::arg("kv_start_page") = nb::none(),
-          nb::arg("first_page_offset") = nb::none())
+          nb::arg("qo_indptr").none(), nb::arg("kv_indptr").none(), nb::arg("kv_indices").none(),
+          nb::arg("kv_last_page_len").none(), nb::kw_only(), nb::arg("page_size"), nb::arg("num_pages"),
+          nb::arg("null_page") = -1, nb::arg("kv_start_page") = nb::none(), nb::arg("first_page_offset") = nb::none())
       .def_static(
           "from_levels",
           [](nb::sequence levels) {
@@ -257,6 +266,7 @@ void bind_plan_class(nb::module_& m) {
 void bind_plan(nb::module_& m) {
   bind_batch(m);
   bind_plan_class(m);
+  m.def("_time_plans", &time_plans);
   nb::class_<PyPlanner>(
       m, "Planner",
       "Makes plans: the same input gives the same plan, byte for byte. Keeps scratch memory from plan\n"

@@ -122,25 +122,25 @@ void copy_pages(nb::object kv, nb::sequence copies, const std::string& kv_layout
 }  // namespace
 
 void bind_states(nb::module_& m) {
-  m.def("merge_state", &merge_state, nb::arg("v_a").none(), nb::arg("s_a").none(), nb::arg("v_b").none(), nb::arg("s_b").none(), nb::kw_only(),
-        nb::arg("out_v") = nb::none(), nb::arg("out_s") = nb::none(), nb::arg("lse_base") = "two",
-        nb::arg("executor") = nb::none(),
+  m.def("merge_state", &merge_state, nb::arg("v_a").none(), nb::arg("s_a").none(), nb::arg("v_b").none(),
+        nb::arg("s_b").none(), nb::kw_only(), nb::arg("out_v") = nb::none(), nb::arg("out_s") = nb::none(),
+        nb::arg("lse_base") = "two", nb::arg("executor") = nb::none(),
         "Merges state a of each row with its state b:\n"
         "  m = max(s_a, s_b), w = b^(s - m), v = (w_a v_a + w_b v_b) / (w_a + w_b), s = m + log_b(w_a + w_b).\n\n"
         "Args:\n  v_a, v_b: [rows, heads, head_dim], float32, float16 or bfloat16.\n"
         "  s_a, s_b: float32 [rows, heads], base \"two\" or \"natural\"; -inf (or +inf): no keys.\n"
         "  out_v, out_s: where to write (None: made like v_a, s_a); may be v_a and s_a: in place.\n\n"
         "Returns:\n  (out_v, out_s).");
-  m.def("merge_states", &merge_states, nb::arg("v").none(), nb::arg("s").none(), nb::arg("indptr").none(), nb::kw_only(),
-        nb::arg("out_v") = nb::none(), nb::arg("out_s") = nb::none(), nb::arg("lse_base") = "two",
+  m.def("merge_states", &merge_states, nb::arg("v").none(), nb::arg("s").none(), nb::arg("indptr").none(),
+        nb::kw_only(), nb::arg("out_v") = nb::none(), nb::arg("out_s") = nb::none(), nb::arg("lse_base") = "two",
         nb::arg("executor") = nb::none(),
         "Merges groups of states: group j's are the rows [indptr[j], indptr[j+1]) of v and s.\n\n"
         "Args:\n  v: [N, heads, head_dim].  s: float32 [N, heads].  indptr: int32 [M+1].\n"
         "  out_v: [M, heads, head_dim], out_s: float32 [M, heads], or None; they must not overlap v and s.\n\n"
         "Returns:\n  (out_v, out_s); an empty group gives (0, -inf), a group of one its own bits.");
-  m.def("append_kv", &append_kv, nb::arg("kv").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("token_slots").none(), nb::kw_only(),
-        nb::arg("kv_layout") = "NHD", nb::arg("k_scale") = nb::none(), nb::arg("v_scale") = nb::none(),
-        nb::arg("executor") = nb::none(),
+  m.def("append_kv", &append_kv, nb::arg("kv").none(), nb::arg("k").none(), nb::arg("v").none(),
+        nb::arg("token_slots").none(), nb::kw_only(), nb::arg("kv_layout") = "NHD", nb::arg("k_scale") = nb::none(),
+        nb::arg("v_scale") = nb::none(), nb::arg("executor") = nb::none(),
         "Writes new keys and values into one layer's cache.\n\n"
         "Args:\n  kv: as in `run`, written.\n  k: [rows, num_kv_heads, head_dim].  v: [rows, num_kv_heads, "
         "head_dim_vo].\n"

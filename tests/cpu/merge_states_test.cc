@@ -416,11 +416,13 @@ TEST(MergeState, RefusesByName) {
   const auto call = [&](ConstRowsView b, std::int64_t rows) {
     cpu::merge_state(s.in(), s.lse_in(), b, s.lse_in(), rows, 2, 16, s.out(), s.lse_to(), serial);
   };
-  expect_error(ErrorCode::invalid_argument, "v_b.data = nullptr, expected a tensor",
-               [&] { call({nullptr, DType::f32, 32, 16}, 2); });
+  expect_error(ErrorCode::invalid_argument, "v_b.data = nullptr, expected a tensor", [&] {
+    call({nullptr, DType::f32, 32, 16}, 2);
+  });
   expect_error(ErrorCode::invalid_argument,
-               "v_b.row_stride = 31, expected at least 32 (elements that the inner dimensions span)",
-               [&] { call({s.v.data(), DType::f32, 31, 16}, 2); });
+               "v_b.row_stride = 31, expected at least 32 (elements that the inner dimensions span)", [&] {
+                 call({s.v.data(), DType::f32, 31, 16}, 2);
+               });
   expect_error(ErrorCode::invalid_argument, "num_rows = -1, expected at least 0", [&] { call(s.in(), -1); });
   call(s.in(), 0);
   EXPECT_TRUE(std::isnan(s.lse_out[0]));
