@@ -46,7 +46,7 @@ struct PyPlan {
   std::vector<WorkspaceMemory> workspaces;
 
   [[nodiscard]] WorkspaceMemory take_workspace();
-  void give_workspace(WorkspaceMemory workspace);
+  void give_workspace(WorkspaceMemory workspace) noexcept;
 };
 
 /// The executor that an argument names; None: the process's pool, made at first use, with a worker for each processor

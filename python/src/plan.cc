@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -35,9 +36,12 @@ WorkspaceMemory PyPlan::take_workspace() {
   return WorkspaceMemory(bytes + bytes / 4 + kWorkspaceAlignment);
 }
 
-void PyPlan::give_workspace(WorkspaceMemory workspace) {
-  const std::lock_guard lock(workspaces_mutex);
-  workspaces.push_back(std::move(workspace));
+void PyPlan::give_workspace(WorkspaceMemory workspace) noexcept {
+  try {
+    const std::lock_guard lock(workspaces_mutex);
+    workspaces.push_back(std::move(workspace));
+  } catch (const std::exception&) {  // no room to remember it: it is freed
+  }
 }
 
 namespace {

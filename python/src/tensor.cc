@@ -86,6 +86,9 @@ void refuse(const std::string& message) {
 
 Array::Array(nb::handle object, std::string name, Access access) : name_(std::move(name)) {
   if (access == Access::write) {
+    // jax exports its immutable arrays as writable.
+    const auto module = nb::cast<std::string>(object.type().attr("__module__"));
+    if (module.starts_with("jax")) refuse(name_ + " is a jax array, which is read-only, expected one to write to");
     nb::ndarray<> writable;
     if (nb::try_cast(object, writable, false)) {
       array_ = nb::ndarray<nb::ro>(writable);

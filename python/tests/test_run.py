@@ -274,3 +274,45 @@ def test_append_then_attend(case):
     assert np.array_equal(flat_k[untouched], before.reshape(-1, 2, 64)[untouched])
     headwater.copy_pages((case.k, case.v), [(1, 3, 2)])
     assert np.array_equal(case.k[3, :2], case.k[1, :2]) and np.array_equal(case.k[3, 2:], before[3, 2:])
+
+
+def test_updating_a_running_plan_is_refused():
+    case = make_case(groups=(4,), shared_pages=(512,), page_size=16, heads=(16, 16), dim=128)
+    planner = headwater.Planner()
+    plan = planner.plan(case.shape, case.batch())
+    args = headwater.RunArgs(case.q, (case.k, case.v), np.empty_like(case.q))
+    executor = headwater.SerialExecutor()
+    refused = 0
+
+    def work():
+        for _ in range(50):
+            try:
+                headwater.run(plan, args, executor=executor)
+            except headwater.InvalidArgument as error:
+                assert "updated by another thread" in str(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while thread.is_alive():
+        try:
+            planner.update(plan, case.batch())
+        except headwater.InvalidArgument as error:
+            assert "plan is being run" in str(error)
+            refused += 1
+        except BaseException:
+            thread.join()
+            raise
+    thread.join()
+    assert refused > 0
+    planner.update(plan, case.batch())
+
+
+def test_jax_arrays_are_read_in_place(case):
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    plan = headwater.Planner().plan(case.shape, case.batch(), FOREST)
+    q, k, v = (jax.numpy.asarray(x) for x in (case.q, case.k, case.v))
+    out = headwater.run(plan, q, (k, v))
+    assert isinstance(out, np.ndarray)
+    assert_close(out, case.expected()[0])
+    with pytest.raises(headwater.InvalidArgument, match="out is a jax array, which is read-only"):
+        headwater.run(plan, q, (k, v), q)
