@@ -1,4 +1,4 @@
-"""What Python adds to `run` and `plan`: the same call from Python and from C++, in turn; medians over pairs.
+"""What Python adds to `run` and `plan`: the same call from Python and from C++, in turn; minima and medians over pairs.
 
     python bench/python_overhead.py
 
@@ -24,12 +24,13 @@ def pairs(python, cpp, count, repeats=41):
             python()
         a.append((time.perf_counter_ns() - start) / count)
         b.append(cpp(count) / count)
-    return statistics.median(a), statistics.median(b), statistics.median(x - y for x, y in zip(a, b)), min(a) - min(b)
+    return min(a), min(b), statistics.median(x - y for x, y in zip(a, b))
 
 
 def show(name, result):
-    print(f"{name:34} Python {result[0] / 1e3:9.2f} us, C++ {result[1] / 1e3:9.2f} us, difference {result[2] / 1e3:7.2f} us"
-          f" ({result[2] / result[1] * 100:.1f} %), of the minima {result[3] / 1e3:.2f} us")
+    python, cpp, difference = (x / 1e3 for x in result)
+    print(f"{name:24} Python {python:8.2f} us, C++ {cpp:8.2f} us: +{python - cpp:.2f} us ({(python / cpp - 1) * 100:.1f} %) of the"
+          f" minima, median of differences {difference:.2f} us")
 
 
 def ints(*values):
