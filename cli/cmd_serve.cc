@@ -36,6 +36,7 @@ struct ServeFlags : EngineFlags {
 };
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
+  if (!(seconds >= 0 && seconds <= 1e9)) throw CLI::ValidationError("timeouts", "expected seconds of at most 1e9");
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 

@@ -185,6 +185,7 @@ void HttpServer::watch_signals(std::function<void(int signal)> callback) {
   impl_->on_signal = std::move(callback);
   impl_->signals.add(SIGINT);
   impl_->signals.add(SIGTERM);
+  impl_->signals.add(SIGHUP);  // of a terminal that is closed
   impl_->wait_for_signal();
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "server/json_text.h"
@@ -199,6 +200,16 @@ TEST(OpenaiRequest, RefusesWhatIsNoJsonObject) {
   EXPECT_EQ(body_refusal(R"({"prompt":"x"})"), "model|model: is missing");
   // Nested so deeply that a recursive reader would run out of stack.
   EXPECT_TRUE(body_refusal("{\"a\":" + std::string(1'000'000, '[')).starts_with("|the body is nested deeper"));
+  // Brackets in strings, and after escapes in them, are text.
+  EXPECT_EQ(
+      body_refusal("{\"a\":\"" + std::string(1'000, '[') + "\\\"" + std::string(1'000, '{') + "\"}").find("nested"),
+      std::string::npos);
+  // Many small members take time in proportion.
+  std::string many = "{\"prompt\":\"a\",\"x\":[{}";
+  for (int i = 0; i < 300'000; ++i) many += ",{}";
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(body_refusal(many + "]}").find("nested"), std::string::npos);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20)) << "minutes, were it quadratic";
   const std::string nested = std::string(30, '[') + std::string(30, ']');
   EXPECT_EQ(body_refusal(R"({"model":"m","prompt":"x","unknown":)" + nested + "}"), "");
 }
