@@ -63,7 +63,7 @@ struct Capacity {
   std::int64_t max_items = 0;
   std::int64_t max_partials = 0;  ///< partial states
 
-  /// Of one plan, exactly.
+  /// Of one plan, exactly; where many page ids are kept, max_page_ids has the plan's own room for tables to grow.
   [[nodiscard]] static Capacity of(const Plan& plan);
   /// Of every plan of batches within `bounds` that a planner with this model makes for the shape and options, whatever
   /// the policy. Safe rather than exact: max_rows is exact, page ids and items are those of the worst case, and partial
@@ -87,7 +87,8 @@ class DevicePlan {
   DevicePlan(DevicePlan&&) noexcept;
   DevicePlan& operator=(DevicePlan&&) noexcept;
 
-  /// Puts `plan` in force for what follows on `stream`: one asynchronous copy from pinned memory that this object owns.
+  /// Puts `plan` in force for what follows on `stream`: an asynchronous copy from pinned memory that this object owns,
+  /// before it perhaps a small launch with page ids that changed.
   /// The plan may change or go away when this returns. Options that kernels are told when they are launched (sm_scale,
   /// logits_soft_cap, num_sink_tokens, alibi, sinks) and page sizes must be those of the first plan: captured graphs
   /// know no others. Waits only if the copies of the last two uploads are both still
