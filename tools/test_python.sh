@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the package into a virtual environment outside the source tree and runs python/tests against it. Usage:
-#   tools/test_python.sh BUILD_FOLDER [torch] [-- CMAKE_FLAGS...]
+#   tools/test_python.sh BUILD_FOLDER [torch] [-- -DNAME=VALUE...]
 # torch: with torch from PyPI too (several GB). Exit code 77, with the reason: python3-venv or the network is missing.
 set -eu
 cd "$(dirname "$0")/.."
@@ -27,8 +27,10 @@ if [ "$torch" = yes ]; then
   $pip install -r python/tests/requirements-torch.txt || skip "pip could not install torch: no network?"
 fi
 
+# scikit-build-core would take the compiler's name from Python; under the name that the other builds use, ccache has the library.
+export CC="${CC:-cc}" CXX="${CXX:-c++}"
 settings=""
-for flag in "$@"; do settings="$settings --config-settings=cmake.args=$flag"; done
+for flag in "$@"; do settings="$settings --config-settings=cmake.define.${flag#-D}"; done
 # The build folder is kept, so that a second run compiles what changed only.
 # shellcheck disable=SC2086
 $pip install --no-build-isolation --no-deps --force-reinstall --config-settings=build-dir="$folder/build" $settings "$source"
