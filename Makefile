@@ -35,7 +35,7 @@ test-cuda:  ## build the CUDA back end (a named subset of its kernels), run its 
 
 test-torch:  ## install the Python package with torch (several GB) into build/python-torch, run all its tests
 	@tools/install_deps.sh build
-	tools/test_python.sh build/python-torch torch
+	tools/test_python.sh build/python-torch torch -- $(CMAKE_FLAGS)
 
 bench: build  ## the layer benchmark at its defaults
 	$(BUILD)/cli/headwater bench
