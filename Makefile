@@ -7,7 +7,7 @@ CUDA_TESTS = $(shell grep -oE 'cuda_[a-z_]+_test' tests/cuda/CMakeLists.txt | so
 CLANG_FORMAT ?= clang-format-16
 SOURCES = $(shell git ls-files '*.cc' '*.c' '*.h' '*.cu' '*.cuh')
 
-.PHONY: help run build test test-cuda bench format format-check lint install clean
+.PHONY: help run build test test-cuda test-torch bench format format-check lint install clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,6 +32,10 @@ test-cuda:  ## build the CUDA back end (a named subset of its kernels), run its 
 	cmake --preset cuda -DCMAKE_CUDA_COMPILER="$$(tools/find_nvcc.sh)" $(CMAKE_FLAGS)
 	cmake --build --preset cuda -j $(JOBS) --target $(CUDA_TESTS) headwater_cli
 	ctest --preset cuda
+
+test-torch:  ## install the Python package with torch (several GB) into build/python-torch, run all its tests
+	@tools/install_deps.sh build
+	tools/test_python.sh build/python-torch torch -- $(CMAKE_FLAGS)
 
 bench: build  ## the layer benchmark at its defaults
 	$(BUILD)/cli/headwater bench

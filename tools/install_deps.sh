@@ -9,7 +9,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 build="g++ make cmake ninja-build pkg-config libdnnl-dev nlohmann-json3-dev libcli11-dev libfmt-dev libpcre2-dev
-       libgtest-dev libboost1.81-dev prometheus-cpp-dev python3 python3-pip python3-venv ca-certificates git"
+       libgtest-dev libboost1.81-dev prometheus-cpp-dev python3 python3-pip python3-venv python3-dev ca-certificates git"
 check="clang-16 clang-tidy-16 clang-format-16 libclang-rt-16-dev llvm-16 ccache chromium"
 cuda="nvidia-cuda-nvcc==13.0.* nvidia-cuda-runtime==13.0.* nvidia-cuda-cccl==13.0.* nvidia-cuda-crt==13.0.* nvidia-nvvm==13.0.*"
 

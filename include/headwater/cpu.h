@@ -62,6 +62,11 @@ RunOutcome run(const Plan& plan, const RunArgs& args, Executor& executor);
 void merge_states(ConstRowsView v_in, ConstLseView lse_in, std::span<const std::int32_t> o_indptr, int num_heads,
                   int head_dim, RowsView v_out, LseView lse_out, Executor& executor);
 
+/// Merges state a of each row with its state b, as merge_states does: [num_rows, H, D] each, dtypes may differ. The
+/// output may be a or b (the same memory and strides): in place.
+void merge_state(ConstRowsView v_a, ConstLseView lse_a, ConstRowsView v_b, ConstLseView lse_b, std::int64_t num_rows,
+                 int num_heads, int head_dim, RowsView v_out, LseView lse_out, Executor& executor);
+
 /// Writes new keys and values. Row r (of R) goes to slot `token_slots[r] = page * page_size + offset`; a negative slot
 /// is skipped, and slots must differ (rows are written by several workers). Where V is a view of K (MLA) V is written
 /// last, so K's leading elements become V's: pass one latent row as both, and equal scales. k [R, Hkv, Dqk], v [R, Hkv,

@@ -377,5 +377,56 @@ TEST_F(MergeRefusals, Base) {
   refused("lse_in.base = 9, expected two or natural");
 }
 
+// Two states of each row from tensors of their own: the same bits as groups of two in one tensor, in place too.
+TEST(MergeState, IsMergeStatesOfPairs) {
+  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+    const int rows = 37;
+    States pairs(std::vector<int>(rows, 2), 3, 48, type, type, 11);
+    pairs.lse_at(4, 1) = -kInf;
+    pairs.lse_at(5, 1) = -kInf;
+    pairs.lse_at(7, 0) = kInf;
+    pairs.merge();
+    // Rows 2i and 2i + 1 as strided tensors a and b.
+    const std::int64_t row = std::int64_t{3} * 48;
+    const auto a = ConstRowsView{pairs.v.data(), type, 2 * row, 48};
+    const auto b = ConstRowsView{pairs.v.data() + static_cast<std::size_t>(row) * size_of(type), type, 2 * row, 48};
+    const ConstLseView lse_a{pairs.lse.data(), 6, 1, LseBase::two};
+    const ConstLseView lse_b{pairs.lse.data() + 3, 6, 1, LseBase::two};
+    std::vector<std::byte> v(pairs.v_out.size(), std::byte{0xFF});
+    std::vector<float> lse(pairs.lse_out.size(), kNan);
+    ThreadPool pool(2);
+    cpu::merge_state(a, lse_a, b, lse_b, rows, 3, 48, {v.data(), type, row, 48}, {lse.data(), 3, 1, LseBase::two},
+                     pool);
+    EXPECT_EQ(v, pairs.v_out);
+    EXPECT_EQ(std::memcmp(lse.data(), pairs.lse_out.data(), lse.size() * sizeof(float)), 0);
+
+    cpu::merge_state(a, lse_a, b, lse_b, rows, 3, 48, {pairs.v.data(), type, 2 * row, 48},
+                     {pairs.lse.data(), 6, 1, LseBase::two}, pool);
+    for (std::size_t i = 0; i < static_cast<std::size_t>(rows); ++i) {
+      const auto bytes = static_cast<std::size_t>(row) * size_of(type);
+      EXPECT_EQ(std::memcmp(pairs.v.data() + 2 * i * bytes, v.data() + i * bytes, bytes), 0);
+      EXPECT_EQ(std::memcmp(&pairs.lse[6 * i], &lse[3 * i], 3 * sizeof(float)), 0);
+    }
+  }
+}
+
+TEST(MergeState, RefusesByName) {
+  States s({1, 1}, 2, 16, DType::f32, DType::f32, 1);
+  SerialExecutor serial;
+  const auto call = [&](ConstRowsView b, std::int64_t rows) {
+    cpu::merge_state(s.in(), s.lse_in(), b, s.lse_in(), rows, 2, 16, s.out(), s.lse_to(), serial);
+  };
+  expect_error(ErrorCode::invalid_argument, "v_b.data = nullptr, expected a tensor", [&] {
+    call({nullptr, DType::f32, 32, 16}, 2);
+  });
+  expect_error(ErrorCode::invalid_argument,
+               "v_b.row_stride = 31, expected at least 32 (elements that the inner dimensions span)", [&] {
+                 call({s.v.data(), DType::f32, 31, 16}, 2);
+               });
+  expect_error(ErrorCode::invalid_argument, "num_rows = -1, expected at least 0", [&] { call(s.in(), -1); });
+  call(s.in(), 0);
+  EXPECT_TRUE(std::isnan(s.lse_out[0]));
+}
+
 }  // namespace
 }  // namespace headwater

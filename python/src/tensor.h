@@ -1,0 +1,123 @@
+// Arrays of other Python packages as views of the library, in place.
+//
+// An argument is imported through DLPack or the buffer protocol and checked here for what only Python knows: that it is
+// an array at all, its device, dtype, rank and shape, and that its innermost dimension is contiguous. Strides,
+// alignment and ranges are checked by the library. Every refusal is a headwater::Error that names the argument. numpy
+// has neither bfloat16 nor float8: uint16 stands for the bits of bf16, uint8 for those of f8e4m3.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "headwater/headwater.h"
+
+namespace headwater::python {
+
+namespace nb = nanobind;
+
+/// Throws Error(invalid_argument).
+[[noreturn]] void refuse(const std::string& message);
+
+/// An imported array. It keeps the memory of its exporter alive.
+class Array {
+ public:
+  Array() = default;
+  enum class Access : std::uint8_t { read, write };
+  Array(nb::handle object, std::string name, Access access = Access::read);
+
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] bool given() const noexcept { return array_.is_valid(); }
+  [[nodiscard]] std::size_t rank() const noexcept { return array_.ndim(); }
+  [[nodiscard]] std::int64_t shape(std::size_t i) const noexcept { return static_cast<std::int64_t>(array_.shape(i)); }
+  [[nodiscard]] std::int64_t stride(std::size_t i) const noexcept { return array_.stride(i); }
+  [[nodiscard]] void* data() const noexcept { return const_cast<void*>(array_.data()); }
+  [[nodiscard]] std::string shape_text() const;
+
+  /// f32, f16, bf16 or f8e4m3, or a refusal.
+  [[nodiscard]] DType float_dtype() const;
+  void expect_rank(std::size_t rank, const char* layout) const;
+  void expect_shape(std::size_t i, std::int64_t expected, const char* what) const;
+  void expect_contiguous_rows() const;  ///< stride 1 in the last dimension
+  /// A contiguous vector of 32- or 64-bit integers, fp32 numbers or (byte) anything that is contiguous.
+  [[nodiscard]] std::span<const std::int32_t> int32s() const;
+  [[nodiscard]] std::span<const std::int64_t> int64s() const;
+  [[nodiscard]] std::span<const float> floats() const;
+  [[nodiscard]] std::span<std::byte> bytes() const;
+
+ private:
+  void expect_vector(nb::dlpack::dtype_code code, int bits, const char* expected) const;
+
+  nb::ndarray<nb::ro> array_;
+  std::string name_;
+};
+
+/// A [rows, heads, head_dim] tensor.
+struct Rows {
+  Array array;
+  RowsView view;
+  Rows() = default;
+  Rows(nb::handle object, const char* name, Array::Access access);
+  [[nodiscard]] ConstRowsView read() const noexcept {
+    return {view.data, view.dtype, view.row_stride, view.head_stride};
+  }
+  [[nodiscard]] std::int64_t rows() const noexcept { return array.shape(0); }
+  [[nodiscard]] int heads() const noexcept { return static_cast<int>(array.shape(1)); }
+  [[nodiscard]] int head_dim() const noexcept { return static_cast<int>(array.shape(2)); }
+};
+
+/// A [rows, heads] fp32 tensor.
+struct Lse {
+  Array array;
+  LseView view;
+  Lse() = default;
+  Lse(nb::handle object, const char* name, LseBase base, Array::Access access);
+  [[nodiscard]] ConstLseView read() const noexcept { return {view.data, view.row_stride, view.head_stride, view.base}; }
+};
+
+/// One layer's cache: an array [pages, 2, ...] or a tuple of two [pages, ...].
+struct Cache {
+  Array k;
+  Array v;
+  KvCache view;
+  int num_kv_heads = 0;
+  int head_dim_qk = 0;
+  int head_dim_vo = 0;
+  Cache() = default;
+  Cache(nb::handle object, const std::string& name, bool nhd, Array::Access access);
+};
+
+/// None, a number, or fp32 [1] or [num_kv_heads].
+struct ScaleArg {
+  Array array;
+  float value = 1.0F;
+  int count = 0;
+  ScaleArg() = default;
+  ScaleArg(nb::handle object, const char* name);
+  /// Borrowed: valid while this object stays where it is.
+  [[nodiscard]] Scale view() const noexcept {
+    return {count == 0 ? nullptr : array.given() ? static_cast<const float*>(array.data()) : &value, count};
+  }
+};
+
+/// Names in Python are strings. Each of these refuses an unknown one, naming the argument.
+[[nodiscard]] DType parse_dtype(const std::string& text, const char* name);
+[[nodiscard]] LseBase parse_base(const std::string& text, const char* name);
+[[nodiscard]] Policy parse_policy(const std::string& text, const char* name);
+[[nodiscard]] CascadeSwitch parse_cascade(const std::string& text, const char* name);
+[[nodiscard]] Isa parse_isa(const std::string& text, const char* name);
+[[nodiscard]] bool parse_nhd(const std::string& text);
+[[nodiscard]] const char* name_of_cascade(CascadeSwitch value) noexcept;
+
+/// An array of `like`'s framework (see headwater/_alloc.py).
+[[nodiscard]] nb::object empty_like(nb::handle like, const std::vector<std::int64_t>& shape, DType dtype);
+
+/// A memoryview that owns a copy of `values`.
+[[nodiscard]] nb::object to_memoryview(std::vector<std::int32_t> values);
+[[nodiscard]] nb::object to_memoryview(std::vector<std::int64_t> values);
+
+}  // namespace headwater::python
