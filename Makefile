@@ -3,7 +3,7 @@
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CMAKE_FLAGS ?=
 BUILD := build/release
-CUDA_TESTS = $(shell grep -oE 'cuda_[a-z_]+_test' tests/cuda/CMakeLists.txt | sort -u)
+CUDA_TESTS = $(shell grep -oE 'cuda_[a-z_]+_test' tests/cuda/CMakeLists.txt | sort -u) cuda_decode_example
 CLANG_FORMAT ?= clang-format-16
 SOURCES = $(shell git ls-files '*.cc' '*.c' '*.h' '*.cu' '*.cuh')
 

@@ -91,8 +91,9 @@ class DevicePlan {
   /// before it perhaps a small launch with page ids that changed. Refused on a stream that is being captured.
   /// The plan may change or go away when this returns. Options that kernels are told when they are launched (sm_scale,
   /// logits_soft_cap, num_sink_tokens, batch_invariant, alibi, sinks) and page sizes must be those of the first plan:
-  /// captured graphs know no others. Waits only if the copies of the last two uploads are both still under way. Throws Error (capacity_exceeded, naming the field; invalid_argument; unsupported; device) and leaves
-  /// the plan in force as it was.
+  /// captured graphs know no others. Waits only if the copies of the last two uploads are both still under way. Throws
+  /// Error (capacity_exceeded, naming the field; invalid_argument; unsupported; device) and leaves the plan in force as
+  /// it was.
   void upload(const Plan& plan, Stream stream);
 
   /// Bytes of workspace for any plan within the capacity (cuda::workspace_size): exact. Device memory, aligned to

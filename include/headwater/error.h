@@ -14,7 +14,7 @@ enum class ErrorCode : int {
   invalid_page_table = 2,   ///< qo_indptr, kv_indptr, kv_indices or kv_last_page_len is inconsistent
   unsupported = 3,          ///< well formed, but no back end can do it; the message says why
   workspace_too_small = 4,  ///< workspace smaller than plan.workspace_size(), or misaligned
-  capacity_exceeded = 5,    ///< reserved for plans of fixed capacity
+  capacity_exceeded = 5,    ///< a plan is beyond what a cuda::DevicePlan was made for; the message names the field
   out_of_pages = 6,         ///< the page pool has too few free pages; nothing was taken
   io = 7,                   ///< a file could not be read or is malformed
   device = 8,               ///< a device reported an error

@@ -72,6 +72,7 @@ void check_promised(const char* name, const float* data, bool promised, bool may
     refuse(ErrorCode::invalid_argument, name, "nullptr",
            described("num_qo_heads values", std::string(option) + " is on"));
   }
+  if (data != nullptr) check_pointer(name, data, DType::f32);
 }
 
 void check_workspace(const detail::PlanData& plan, const Workspace& workspace) {

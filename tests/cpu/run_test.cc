@@ -183,6 +183,17 @@ TEST_F(Refusals, SlopesMissing) {
   args_.alibi_slopes = nullptr;
   refused("alibi_slopes = nullptr, expected num_qo_heads values (options.alibi is on)");
 }
+TEST_F(Refusals, SlopesAndSinksMisaligned) {
+  const auto off_by_two = [](const float* data) {
+    return reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(data) + 2);
+  };
+  const float* slopes = args_.alibi_slopes;
+  args_.alibi_slopes = off_by_two(slopes);
+  refused("alibi_slopes.data = an address 2 bytes off, expected alignment to 4 bytes (f32)");
+  args_.alibi_slopes = slopes;
+  args_.sinks = off_by_two(args_.sinks);
+  refused("sinks.data = an address 2 bytes off, expected alignment to 4 bytes (f32)");
+}
 TEST_F(Refusals, SinksMissing) {
   args_.sinks = nullptr;
   refused("sinks = nullptr, expected num_qo_heads values (options.sinks is on)");

@@ -184,8 +184,9 @@ std::pair<std::vector<float>, std::vector<std::uint16_t>> row_of(const cpu::RunA
 
 TEST(CudaDevicePlanner, AttentionOverBadPageIds) {
   HEADWATER_NEEDS_GPU();
-  // Keys of pages that do not exist count as zeros, nothing is read outside the pool, and other requests have the bits
-  // of a flat plan of good tables. Pages as they mostly are (bulk copies), and apart by an element (loads).
+  // Keys of pages that do not exist count as zeros, nothing is read outside the pool, the plan is flat, and other
+  // requests have the bits of a flat plan of good tables. Pages as they mostly are (bulk copies), and apart by an
+  // element.
   ASSERT_EQ(size_of(kShape.out_dtype), 2U);
   constexpr int kBad = 3;
   for (const std::int64_t padding : {0, 1}) {
@@ -194,12 +195,14 @@ TEST(CudaDevicePlanner, AttentionOverBadPageIds) {
     reference::Call call(kShape, options, tree({1, 5}, {160, 40}, 16), {.page_padding = padding}, 31);
     const BlockTables good(call.tables());
     const Plan host = to_plan(kShape, options, good, plan_alone(kShape, options, property::eager_model(), good));
-    cuda::DevicePlanner planner(kShape, options, good.limits(), property::eager_model());
-    cuda::DevicePlan plan(kShape, planner.capacity());
+    cuda::DevicePlanner flat(kShape, options, good.limits(), property::eager_model());
+    options.policy = Policy::forest;
+    cuda::DevicePlanner sharing(kShape, options, good.limits(), property::eager_model());
+    cuda::DevicePlan plan(kShape, sharing.capacity());
     DeviceSide side(good.limits());
     const auto runs = [&](const Plan& planned, const cpu::RunArgs& args) {
       DeviceCall there(kShape, args, good.num_requests, plan.workspace_size());
-      const auto run = [&](const BlockTables& tables, std::uint32_t flags) {
+      const auto run = [&](cuda::DevicePlanner& planner, const BlockTables& tables, std::uint32_t flags) {
         there.poison_outputs();
         planner.plan(plan, side.put(tables), nullptr);
         cuda::run(plan, there.args(), nullptr);
@@ -210,17 +213,17 @@ TEST(CudaDevicePlanner, AttentionOverBadPageIds) {
         for (int r = 0; r < good.num_requests; ++r) rows.push_back(row_of(args, r));
         return rows;
       };
-      const auto right = run(good, 0);
+      const auto right = run(flat, good, 0);
       for (const std::int64_t id : {std::int64_t{-1}, std::int64_t{good.num_pages}, std::int64_t{1} << 29}) {
         BlockTables bad = good;
         bad.block_table[static_cast<std::size_t>(kBad * bad.row_stride + 11)] = static_cast<std::int32_t>(id);
-        const auto rows = run(bad, cuda::DevicePlanStatus::kBadPageId);
+        const auto rows = run(sharing, bad, cuda::DevicePlanStatus::kBadPageId);
         for (int r = 0; r < good.num_requests; ++r) {
           EXPECT_EQ(rows[static_cast<std::size_t>(r)] == right[static_cast<std::size_t>(r)], r != kBad) << "row " << r;
         }
         EXPECT_TRUE(std::ranges::all_of(rows[kBad].first, [](float lse) { return std::isfinite(lse); })) << id;
       }
-      run(good, 0);  // what the reference is compared with
+      run(flat, good, 0);  // what the reference is compared with
       const PlanStats& stats = planned.stats();
       return cpu::RunOutcome{stats.path, Isa::scalar, stats.num_items, stats.kv_bytes_read, 0};
     };

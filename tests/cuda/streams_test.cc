@@ -1,9 +1,8 @@
-// What debug builds notice: one workspace or plan in use on two streams. This program has a copy of run.cc that watches,
-// as in debug builds, whatever the build.
-#include "cuda/stream_watch.h"
-
+// What debug builds notice: one workspace or plan in use on two streams. This program has a copy of run.cc that
+// watches, as in debug builds, whatever the build.
 #include "cuda/device_plan.h"
 #include "cuda/run_fixture.h"
+#include "cuda/stream_watch.h"
 
 namespace headwater::cuda_test {
 namespace {
