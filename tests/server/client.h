@@ -61,7 +61,7 @@ class Client {
 
   static std::string request_text(std::string_view method, std::string_view path, std::string_view body = "",
                                   std::string_view headers = "") {
-    std::string text = std::string(method) + " " + std::string(path) + " HTTP/1.1\r\nHost: test\r\n";
+    std::string text = std::string(method) + " " + std::string(path) + " HTTP/1.1\r\nHost: localhost\r\n";
     text += headers;
     if (method == "POST") {
       text += "Content-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) + "\r\n";
@@ -120,6 +120,15 @@ class Client {
     return true;
   }
   [[nodiscard]] const std::string& rest() const { return buffer_; }
+  /// Throws when the server closes before.
+  std::string read_exactly(std::size_t count) {
+    while (buffer_.size() < count) {
+      if (!fill()) throw std::runtime_error("the server closed inside a body");
+    }
+    std::string data = buffer_.substr(0, count);
+    buffer_.erase(0, count);
+    return data;
+  }
 
  private:
   bool fill() {
@@ -138,14 +147,6 @@ class Client {
     std::string line = buffer_.substr(0, end);
     buffer_.erase(0, end + 2);
     return line;
-  }
-  std::string read_exactly(std::size_t count) {
-    while (buffer_.size() < count) {
-      if (!fill()) throw std::runtime_error("the server closed inside a body");
-    }
-    std::string data = buffer_.substr(0, count);
-    buffer_.erase(0, count);
-    return data;
   }
 
   int socket_;
