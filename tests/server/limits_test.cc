@@ -208,7 +208,7 @@ TEST(ServerLimits, ALargeStepDropsNoReaderThatReads) {
 
 TEST(ServerLimits, ASlowReaderThatGoesOnGetsItAll) {
   server::ServerOptions options;
-  options.http.write_timeout = 400ms;
+  options.http.write_timeout = 1'500ms;
   TestServer server(options);
   Client slow(server.port(), 64 << 10);
   slow.send(Client::request_text("POST", "/v1/completions", large_answer(false).dump()));
@@ -221,9 +221,9 @@ TEST(ServerLimits, ASlowReaderThatGoesOnGetsItAll) {
     const std::size_t piece = std::min<std::size_t>(left, 128 << 10);
     reply.body += slow.read_exactly(piece);
     left -= piece;
-    std::this_thread::sleep_for(30ms);
+    std::this_thread::sleep_for(100ms);
   }
-  EXPECT_GT(std::chrono::steady_clock::now() - begin, 800ms) << "several times the timeout";
+  EXPECT_GT(std::chrono::steady_clock::now() - begin, 4s) << "more than twice the timeout";
   EXPECT_EQ(reply.json().at("choices").size(), 64U);
 }
 
