@@ -1,5 +1,6 @@
 // `headwater serve`: OpenAI's HTTP interface in front of the engine. What it answers is in docs/server.md.
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <csignal>
@@ -36,8 +37,27 @@ struct ServeFlags : EngineFlags {
 };
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
-  if (!(seconds >= 0 && seconds <= 1e9)) throw CLI::ValidationError("timeouts", "expected seconds of at most 1e9");
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+/// For CLI11, whose Range lets NaN through.
+std::string check_seconds(const std::string& text) {
+  double seconds = 0;
+  if (CLI::detail::lexical_cast(text, seconds) && seconds >= 0.01 && seconds <= 1e6) return "";
+  return "expected 0.01..1e6 seconds, got " + text;
+}
+
+/// Lets the process open as many files as it may; returns how many connections then fit at most.
+std::size_t room_for_connections() {
+  constexpr rlim_t kOthers = 64;  // log, model, epoll, standard streams, those that are turned away
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return SIZE_MAX;
+  if (files.rlim_cur != files.rlim_max) {
+    const rlimit raised{files.rlim_max, files.rlim_max};
+    if (setrlimit(RLIMIT_NOFILE, &raised) == 0) files = raised;
+  }
+  if (files.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
+  return files.rlim_cur > kOthers ? files.rlim_cur - kOthers : 1;
 }
 
 /// Why no shared span will be split, whatever comes; empty: they may be.
@@ -49,11 +69,10 @@ std::string cascade_off_reason(const PlanOptions& plan, const ServeFlags& flags)
   return "";
 }
 
-server::ServerOptions server_options(const ServeFlags& flags, const PlanOptions& plan) {
+server::ServerOptions options_of(const ServeFlags& flags, const PlanOptions& plan) {
   server::ServerOptions options;
   options.http.host = flags.host;
   options.http.port = flags.port;
-  options.http.max_connections = flags.max_connections;
   options.http.max_body_bytes = flags.max_body_kib << 10;
   options.http.max_header_bytes = flags.max_header_kib << 10;
   options.http.max_output_bytes = flags.max_output_kib << 10;
@@ -92,16 +111,35 @@ server::Loaded load(const ServeFlags& flags, const engine::EngineOptions& option
 }
 
 int serve(const ServeFlags& flags) {
-  // Clients and readers of the log may go away at any time.
+  // Clients and readers of the log may go away at any time, and the log may reach a limit of file sizes.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   engine::EngineOptions options = engine_options(flags);
   options.max_batch = flags.max_batch;
   const std::string path = model_path(flags);
   const auto log = std::make_shared<server::Log>(
       flags.log_file, flags.log_format == "json" ? server::LogFormat::json : server::LogFormat::text);
-  server::Server server(
-      server_options(flags, options.plan), [&] { return load(flags, options, path, *log); }, log);
-  return server.run(true) == server::Server::Ended::drained ? kOk : kInterrupted;
+  server::ServerOptions server_options = options_of(flags, options.plan);
+  const std::size_t room = room_for_connections();
+  server_options.http.max_connections = std::min(flags.max_connections, room);
+  if (room < flags.max_connections) {
+    log->warn("max_connections_lowered", {{"asked", static_cast<std::int64_t>(flags.max_connections)},
+                                          {"now", static_cast<std::int64_t>(room)},
+                                          {"why", std::string("the limit of open files (ulimit -Hn)")}});
+  }
+  server::Server::Ended ended{};
+  {
+    server::Server server(
+        server_options, [&] { return load(flags, options, path, *log); }, log);
+    ended = server.run(true);
+    if (ended == server::Server::Ended::stuck) {
+      log->flush();
+      std::_Exit(kInterrupted);  // what ends otherwise waits for all threads
+    }
+  }
+  // Signals were the server's while it existed; what is left takes no time.
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
+  return ended == server::Server::Ended::drained ? kOk : kInterrupted;
 }
 
 void add_limits(CLI::App& command, ServeFlags& flags) {
@@ -128,7 +166,7 @@ void add_limits(CLI::App& command, ServeFlags& flags) {
                   "of a stream that its client has not read; then it is dropped")
       ->check(CLI::Range(16, 1 << 20))
       ->capture_default_str();
-  const CLI::Range seconds(0.01, 1e6);
+  const CLI::Validator seconds(check_seconds, "SECONDS");
   command.add_option("--read-timeout", flags.read_timeout, "seconds for a request to arrive; else 408")
       ->check(seconds)
       ->capture_default_str();
@@ -172,7 +210,9 @@ void add_serve(CLI::App& app, Action& action) {
       "river.\"}]}'\n\n"
       "Environment: HEADWATER_CASCADE_ATTENTION (--cascade), HEADWATER_CASCADE_MIN_SHARED_PAGES (--min-shared-pages), "
       "HEADWATER_CASCADE_MIN_MEMBERS (--min-members), HEADWATER_API_KEY (--api-key); read once; flags win.\n"
-      "SIGTERM or Ctrl-C: no new requests, those under way are finished, then it ends; a second one ends it at once.\n"
+      "SIGTERM or Ctrl-C: no new requests, those under way are finished, then it ends; a second one ends it at once, "
+      "or "
+      "after 5 s where a step of the model takes that long.\n"
       "Exit codes: 0 ended after draining, 2 wrong usage, 3 unusable model or address, 4 not supported here, 130 ended "
       "at "
       "once.");

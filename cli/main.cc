@@ -1,5 +1,6 @@
 // The command `headwater`. Results go to standard output, everything else to standard error; exit codes are in
 // command.h.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -76,6 +77,15 @@ int run(int argc, char** argv) {
   }
 }
 
+/// A file or socket opened later must not become a standard stream that was closed: what is meant for people would go
+/// there. The places are taken by something that fails to be read or written, as the closed ones did.
+void hold_standard_streams() {
+  for (int file = 0; file <= 2; ++file) {
+    // The lowest free number is the one that is asked for.
+    if (fcntl(file, F_GETFD) == -1) (void)open("/dev/null", file == 0 ? O_WRONLY : O_RDONLY);
+  }
+}
+
 /// Starts the command again with libgomp's workers told to spin only briefly: it reads its environment when it is
 /// loaded. Where other programs want the cores, its default of spinning for long makes a step three times as long
 /// (omp_executor.h). Whoever has set either variable is left alone, and so is a system without /proc.
@@ -88,6 +98,7 @@ void spin_briefly(char** argv) {
 }  // namespace headwater::cli
 
 int main(int argc, char** argv) {
+  headwater::cli::hold_standard_streams();
   const std::string_view command = argc > 1 ? argv[1] : "";
   if (command == "generate" || command == "serve") headwater::cli::spin_briefly(argv);
   return headwater::cli::run(argc, argv);

@@ -115,8 +115,8 @@ struct Engine::Impl {
   void sample_row(std::size_t row, std::span<const float> logits, SamplerScratch& memory);
   void accept(Sample& sample, Chosen& one, std::vector<Event>& events);
   void finish(RequestId id, int index, Event event, std::vector<Event>& events);
-  void fail(std::unique_ptr<Sample> sample, const std::string& error, std::vector<Event>& events);
-  void fail_batch(const std::string& error, std::vector<Event>& events);
+  void fail(std::unique_ptr<Sample> sample, const Error& error, std::vector<Event>& events);
+  void fail_batch(const Error& error, std::vector<Event>& events);
   void record(double step_seconds);
 
   std::shared_ptr<const Model> model;
@@ -221,7 +221,9 @@ void Engine::Impl::step(std::vector<Event>& events) {
   events.swap(pending);
   pending.clear();
   scheduler.schedule(batch);
-  for (FailedSample& failed : batch.failed) fail(std::move(failed.sample), failed.error, events);
+  for (FailedSample& failed : batch.failed) {
+    fail(std::move(failed.sample), Error(ErrorCode::out_of_pages, failed.error), events);
+  }
   last = {};
   last.step = sums.steps + 1;
   requests.clear();
@@ -233,9 +235,10 @@ void Engine::Impl::step(std::vector<Event>& events) {
   if (!batch.samples.empty()) {
     try {
       compute();
+    } catch (const Error& error) {
+      return fail_batch(error, events);
     } catch (const std::exception& error) {
-      fail_batch(error.what(), events);
-      return;
+      return fail_batch(Error(ErrorCode::internal, error.what()), events);
     }
     // Before pages are cached. Those of a prompt's earlier steps, which had no logits, are cached already.
     for (std::size_t i = 0; i < wanting.size(); ++i) {
@@ -355,8 +358,8 @@ void Engine::Impl::sample(int first, int count, const float* logits) {
 void Engine::Impl::accept(Sample& sample, Chosen& one, std::vector<Event>& events) {
   const std::int32_t token = one.token;
   if (token < 0) {
-    fail(scheduler.remove(sample), "logits at position " + std::to_string(sample.tokens.size()) + " are not finite",
-         events);
+    const std::string where = "logits at position " + std::to_string(sample.tokens.size()) + " are not finite";
+    fail(scheduler.remove(sample), Error(ErrorCode::internal, where), events);
     return;
   }
   Job& job = jobs.at(sample.request);
@@ -409,16 +412,17 @@ void Engine::Impl::finish(RequestId id, int index, Event event, std::vector<Even
 }
 
 /// Ends a sample, and those that would have been forked from it, with an error.
-void Engine::Impl::fail(std::unique_ptr<Sample> sample, const std::string& error, std::vector<Event>& events) {
+void Engine::Impl::fail(std::unique_ptr<Sample> sample, const Error& error, std::vector<Event>& events) {
   for (int index = sample->index; index <= sample->index + sample->num_forks; ++index) {
     Event event;
     event.finish = FinishReason::error;
-    event.error = error;
+    event.error = error.what();
+    event.error_code = error.code();
     finish(sample->request, index, std::move(event), events);
   }
 }
 
-void Engine::Impl::fail_batch(const std::string& error, std::vector<Event>& events) {
+void Engine::Impl::fail_batch(const Error& error, std::vector<Event>& events) {
   for (const ScheduledSample& scheduled : batch.samples) fail(scheduler.remove(*scheduled.sample), error, events);
 }
 

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "headwater/error.h"
+
 namespace headwater::engine {
 
 struct LogitBias {
@@ -85,6 +87,7 @@ struct Event {
   std::string text;
   std::optional<FinishReason> finish;
   std::string error;
+  ErrorCode error_code = ErrorCode::internal;  ///< of `error`: out_of_pages, or what the computation threw
   std::size_t held_bytes = 0;  ///< bytes that the sample's tokens spell and that no text has handed out yet; at the
                                ///< end: that were dropped, a stop string and what came with it
   std::optional<PlaceLogprobs> logprobs;       ///< of `token`, where they were asked for

@@ -50,6 +50,13 @@ void Scheduler::insert_running(std::unique_ptr<Sample> sample) {
   running_.insert(std::upper_bound(running_.begin(), running_.end(), sample, older), std::move(sample));
 }
 
+/// Those that have run wait in order of age before those that have never run.
+void Scheduler::insert_waiting(std::unique_ptr<Sample> sample) {
+  const auto place =
+      std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& other) { return older(sample, other); });
+  waiting_.insert(place, std::move(sample));
+}
+
 std::int64_t Scheduler::pages_for(std::int64_t num_tokens) const noexcept {
   return (num_tokens + options_.page_size - 1) / options_.page_size;
 }
@@ -122,10 +129,7 @@ void Scheduler::preempt(std::size_t index, StepBatch& batch) {
   running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
   give_up_pages(*sample);
   ++batch.num_preempted;
-  // Sent back ones stay in order of age before those that have never run.
-  const auto place =
-      std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& other) { return older(sample, other); });
-  waiting_.insert(place, std::move(sample));
+  insert_waiting(std::move(sample));
 }
 
 /// Adds the rows that reserve() has just taken pages for.
@@ -297,7 +301,7 @@ Sample& Scheduler::fork(Sample& sample, int index) {
   } else {
     copy->sequence = -1;
     copy->computed = 0;
-    waiting_.push_back(std::move(copy));
+    insert_waiting(std::move(copy));
   }
   return result;
 }

@@ -64,7 +64,7 @@ struct ScheduledSample {
   bool wants_token = false;  ///< its last token is among the rows: a new one can be sampled
 };
 
-/// A sample that cannot go on; it has left the scheduler.
+/// A sample that cannot go on for want of pages; it has left the scheduler.
 struct FailedSample {
   std::unique_ptr<Sample> sample;
   std::string error;
@@ -131,6 +131,7 @@ class Scheduler {
   void cache_pages(Sample& sample);
   void give_up_pages(Sample& sample);
   void insert_running(std::unique_ptr<Sample> sample);
+  void insert_waiting(std::unique_ptr<Sample> sample);
 
   SchedulerOptions options_;
   PagePool pool_;

@@ -69,8 +69,9 @@ Answer::Answer(AnswerSettings settings, std::vector<std::vector<std::int32_t>> p
                const engine::Tokenizer& tokenizer)
     : settings_(std::move(settings)),
       prompts_(std::move(prompts)),
+      prompt_places_(prompts_.size()),
       tokenizer_(&tokenizer),
-      choices_(prompts_.size() * static_cast<std::size_t>(settings_.num_samples)),
+      choices_(prompts_.size() * static_cast<std::size_t>(settings_.num_samples), Choice(tokenizer)),
       num_open_(choices_.size()) {
   for (const auto& prompt : prompts_) usage_.prompt_tokens += static_cast<std::int64_t>(prompt.size());
   head_ = "{\"id\":" + json_string(settings_.id) + ",\"object\":" + json_string(object_of(settings_)) +
@@ -89,12 +90,13 @@ void Answer::add(std::size_t prompt, engine::Event&& event, std::string& out) {
     begin(prompt, choice, event);
     if (settings_.echo) text.insert(0, tokenizer_->decode(prompts_[prompt]));
   }
-  if (event.token >= 0) ++usage_.completion_tokens;
+  if (event.token >= 0 && !settings_.prompt_only) ++usage_.completion_tokens;
   // The token that ends an answer is not part of it.
   const bool end_token = event.finish && event.token >= 0 && tokenizer_->is_special(event.token);
   if (event.logprobs && settings_.logprobs && !settings_.prompt_only && !end_token) {
     hold(choice, std::move(*event.logprobs));
   }
+  if (event.finish) choice.spelled += choice.detokenizer.finish().size();
   release(choice, event.held_bytes);
   if (event.finish) {
     choice.held.clear();
@@ -117,31 +119,28 @@ void Answer::begin(std::size_t prompt, Choice& choice, engine::Event& event) {
   choice.begun = true;
   if (event.sample == 0) usage_.cached_tokens += event.cached_tokens;
   if (!settings_.echo || !settings_.logprobs) return;
-  // The prompt's places come with the first sample's first token, the choices of one prompt share them.
-  std::vector<engine::PlaceLogprobs> places = std::move(event.prompt_logprobs);
+  // They come with the first sample's first token, which is the first event of its prompt.
+  if (event.sample == 0) prompt_places_[prompt] = std::move(event.prompt_logprobs);
   const std::vector<std::int32_t>& tokens = prompts_[prompt];
   Told none;
   none.first = true;
   none.logprobs.chosen.token = tokens.front();
   tell(choice, none);
-  for (engine::PlaceLogprobs& place : places) tell(choice, {std::move(place), false, false});
+  for (const engine::PlaceLogprobs& place : prompt_places_[prompt]) tell(choice, {place});
 }
 
-void Answer::hold(Choice& choice, engine::PlaceLogprobs&& logprobs) {
+void Answer::hold(Choice& choice, engine::PlaceLogprobs&& logprobs) const {
   const std::int32_t token = logprobs.chosen.token;
-  const bool special = tokenizer_->is_special(token);
-  if (!special) choice.held_bytes += tokenizer_->bytes_of(token).size();
-  choice.held.push_back({std::move(logprobs), false, special});
+  choice.spelled += choice.detokenizer.push(token).size();
+  const std::size_t end = choice.spelled + choice.detokenizer.held();
+  choice.held.push_back({std::move(logprobs), false, tokenizer_->is_special(token), end});
 }
 
 /// Tells of all tokens but those that spell the last `keep_bytes` bytes.
-void Answer::release(Choice& choice, std::size_t keep_bytes) {
-  while (!choice.held.empty()) {
-    const Told& told = choice.held.front();
-    const std::size_t bytes = told.special ? 0 : tokenizer_->bytes_of(told.logprobs.chosen.token).size();
-    if (choice.held_bytes < keep_bytes + bytes) return;
-    tell(choice, told);
-    choice.held_bytes -= bytes;
+void Answer::release(Choice& choice, std::size_t keep_bytes) const {
+  const std::size_t all = choice.spelled + choice.detokenizer.held();
+  while (!choice.held.empty() && choice.held.front().end + keep_bytes <= all) {
+    tell(choice, choice.held.front());
     choice.held.pop_front();
   }
 }

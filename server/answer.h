@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/detokenizer.h"
 #include "engine/request.h"
 #include "engine/tokenizer.h"
 #include "server/openai.h"
@@ -60,29 +61,33 @@ class Answer {
     engine::PlaceLogprobs logprobs;
     bool first = false;    ///< the prompt's first token: nothing predicts it
     bool special = false;  ///< it spells nothing in the text
+    std::size_t end = 0;   ///< bytes of the choice's text that the tokens so far spell
   };
   struct Choice {
+    explicit Choice(const engine::Tokenizer& tokenizer) : detokenizer(tokenizer) {}
     std::string text;            ///< not streamed: everything; streamed: empty
     std::string logprobs;        ///< JSON entries; chat: content; completions: tokens
     std::string token_logprobs;  ///< completions: the other three arrays
     std::string top_logprobs;
     std::string text_offset;
-    std::int64_t offset = 0;     ///< characters of tokens told
-    std::deque<Told> held;       ///< told of tokens whose text may not be shown yet
-    std::size_t held_bytes = 0;  ///< that they spell
+    std::int64_t offset = 0;  ///< characters of tokens told
+    std::deque<Told> held;    ///< told of tokens whose text may not be shown yet
+    engine::Detokenizer detokenizer;
+    std::size_t spelled = 0;  ///< bytes of text that it has given: U+FFFD is longer than the byte it stands for
     bool begun = false;
     std::string finish;  ///< JSON string; empty: open
   };
 
   void begin(std::size_t prompt, Choice& choice, engine::Event& event);
-  void hold(Choice& choice, engine::PlaceLogprobs&& logprobs);
-  void release(Choice& choice, std::size_t keep_bytes);
+  void hold(Choice& choice, engine::PlaceLogprobs&& logprobs) const;
+  void release(Choice& choice, std::size_t keep_bytes) const;
   void tell(Choice& choice, const Told& told) const;
   void append_logprobs(const Choice& choice, std::string& out) const;
   void stream_choice(std::size_t index, Choice& choice, std::string_view text, bool first, std::string& out) const;
 
   AnswerSettings settings_;
   std::vector<std::vector<std::int32_t>> prompts_;
+  std::vector<std::vector<engine::PlaceLogprobs>> prompt_places_;  ///< of each prompt, from its first token on
   const engine::Tokenizer* tokenizer_;
   std::vector<Choice> choices_;
   std::size_t num_open_;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <time.h>
 
+#include <algorithm>
 #include <array>
 #include <random>
 
@@ -11,6 +12,7 @@
 #include "headwater/version.h"
 #include "server/forest.h"
 #include "server/json_text.h"
+#include "server/local_only.h"
 
 namespace headwater::server {
 namespace {
@@ -44,6 +46,17 @@ bool same_key(std::string_view given, std::string_view key) {
     difference |= static_cast<unsigned char>(given[i]) ^ static_cast<unsigned char>(key[i % key.size()]);
   }
   return difference == 0;
+}
+
+/// What follows "Bearer "; schemes are read whatever their case.
+std::optional<std::string_view> bearer_of(std::string_view authorization) {
+  constexpr std::string_view kBearer = "bearer ";
+  if (authorization.size() < kBearer.size()) return std::nullopt;
+  for (std::size_t i = 0; i < kBearer.size(); ++i) {
+    const char c = authorization[i];
+    if ((c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c) != kBearer[i]) return std::nullopt;
+  }
+  return authorization.substr(kBearer.size());
 }
 
 bool is_json(std::string_view content_type) {
@@ -100,8 +113,7 @@ Api::Api(ApiOptions options, HttpServer& http, EngineLoop& loop, Metrics& metric
       log_(log),
       started_(std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
                    .count()),
-      id_key_(std::random_device{}()),
-      worker_(std::make_unique<Worker>()) {}
+      id_key_(std::random_device{}()) {}
 
 void Api::serve(ServedModel served) {
   served_ = std::make_shared<const ServedModel>(std::move(served));
@@ -112,27 +124,29 @@ std::optional<HttpResponse> Api::check(const HttpHead& head) const {
     metrics_.on_response(error.status);
     return response_of(error);
   };
-  const Route* route = nullptr;
-  bool known = false;
-  for (const Route& candidate : kRoutes) {
-    if (candidate.path != head.path) continue;
-    known = true;
-    if (candidate.method == head.method) route = &candidate;
+  if (options_.local_only) {
+    const std::string why = why_foreign(head.host, head.origin);
+    if (!why.empty()) return refuse({403, "invalid_request_error", why, "", "foreign_origin"});
   }
-  if (!known) return refuse({404, "invalid_request_error", "no such path: " + head.path, "", "not_found"});
-  if (route == nullptr) {
-    return refuse(
-        {405, "invalid_request_error", head.path + " does not take " + head.method, "", "method_not_allowed"});
+  const auto* const route = std::ranges::find(kRoutes, std::string_view(head.path), &Route::path);
+  if (route == kRoutes.end()) {
+    return refuse({404, "invalid_request_error", "no such path: " + clipped(head.path), "", "not_found"});
+  }
+  const bool get = route->method == "GET";
+  if (head.method != route->method && !(get && head.method == "HEAD")) {
+    auto refusal = refuse(
+        {405, "invalid_request_error", head.path + " does not take " + clipped(head.method), "", "method_not_allowed"});
+    refusal.headers.emplace_back("Allow", get ? "GET, HEAD" : std::string(route->method));
+    return refusal;
   }
   if (route->access == Access::keyed && !options_.api_key.empty()) {
-    constexpr std::string_view kBearer = "Bearer ";
-    const std::string_view given = head.authorization;
-    if (!given.starts_with(kBearer) || !same_key(given.substr(kBearer.size()), options_.api_key)) {
+    const std::optional<std::string_view> given = bearer_of(head.authorization);
+    if (!given || !same_key(*given, options_.api_key)) {
       return refuse({401, "invalid_request_error", "wrong or missing API key: expected Authorization: Bearer KEY", "",
                      "invalid_api_key"});
     }
   }
-  if (route->method != "POST") return std::nullopt;
+  if (get) return std::nullopt;
   // Other types could be sent by any web page that the user of this machine happens to visit.
   if (!is_json(head.content_type)) {
     return refuse({415, "invalid_request_error", "expected the header Content-Type: application/json", "",
@@ -185,7 +199,7 @@ void Api::run_on_worker(const std::shared_ptr<Exchange>& exchange, std::function
     }
     http_.post([this, exchange, response = std::move(response)]() mutable { respond(exchange, std::move(response)); });
   };
-  if (worker_->post(std::move(answer), bytes)) return;
+  if (worker_.post(std::move(answer), bytes)) return;
   respond(exchange, {429, "rate_limit_error", "too many requests are waiting", "", "queue_full", 1});
 }
 
@@ -236,7 +250,7 @@ std::string Api::models() const {
   if (served_ == nullptr) return "{\"object\":\"list\",\"data\":[]}";
   return "{\"object\":\"list\",\"data\":[{\"id\":" + json_string(served_->name) +
          ",\"object\":\"model\",\"created\":" + std::to_string(started_) +
-         ",\"owned_by\":\"headwater\",\"max_model_len\":" + std::to_string(served_->model->config().context) + "}]}";
+         ",\"owned_by\":\"headwater\",\"max_model_len\":" + std::to_string(served_->max_tokens()) + "}]}";
 }
 
 }  // namespace headwater::server

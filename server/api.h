@@ -23,14 +23,15 @@
 namespace headwater::server {
 
 struct ApiOptions {
-  std::string api_key;  ///< empty: anybody may ask
+  std::string api_key;      ///< empty: anybody may ask
+  bool local_only = false;  ///< anybody but other sites' pages in a browser of this machine (local_only.h)
   ParseLimits limits;
   std::string page;  ///< HTML of the page at /
 };
 
 class Api {
  public:
-  /// All must outlive this object, and `http` the worker's last task (stop_worker).
+  /// All must outlive this object.
   Api(ApiOptions options, HttpServer& http, EngineLoop& loop, Metrics& metrics, Log& log);
   Api(const Api&) = delete;
   Api& operator=(const Api&) = delete;
@@ -40,8 +41,11 @@ class Api {
   /// No new generations: 503.
   void drain() noexcept { draining_ = true; }
   [[nodiscard]] std::size_t num_generations() const noexcept { return generations_.size(); }
-  /// Ends the worker; nothing is posted after that.
-  void stop_worker() { worker_.reset(); }
+  /// Ends the worker, for whose task under way it waits no longer than `limit`. True: nothing is posted after that.
+  [[nodiscard]] bool stop_worker_within(std::chrono::milliseconds limit) {
+    worker_.stop();
+    return worker_.ends_within(limit);
+  }
 
   [[nodiscard]] std::optional<HttpResponse> check(const HttpHead& head) const;
   void handle(HttpRequest request, const std::shared_ptr<Exchange>& exchange);
@@ -94,7 +98,7 @@ class Api {
   std::uint64_t next_number_ = 1;
   bool draining_ = false;
   std::unordered_map<std::uint64_t, std::unique_ptr<Generation>> generations_;  ///< by number
-  std::unique_ptr<Worker> worker_;
+  Worker worker_;                                                               // last: its tasks use the others
 };
 
 /// An ApiError as an HTTP answer.

@@ -42,13 +42,28 @@ bool EngineLoop::inspect(std::function<void(const engine::Engine&)> question) {
   return true;
 }
 
-void EngineLoop::stop() {
+void EngineLoop::ask_to_stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_one();
-  if (thread_.joinable()) thread_.join();
+}
+
+void EngineLoop::stop() {
+  ask_to_stop();
+  thread_.join();
+}
+
+bool EngineLoop::stop_within(std::chrono::milliseconds limit) {
+  ask_to_stop();
+  return thread_.ends_within(limit);
+}
+
+/// Within a handler: tells of what it has caught, which nothing on this thread survives.
+void EngineLoop::fail() {
+  ask_to_stop();
+  if (hooks_.on_failed) hooks_.on_failed(std::current_exception());
 }
 
 void EngineLoop::run(const Factory& factory) {
@@ -56,16 +71,15 @@ void EngineLoop::run(const Factory& factory) {
   try {
     engine = factory();
   } catch (...) {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    if (hooks_.on_failed) hooks_.on_failed(std::current_exception());
-    return;
+    return fail();
   }
   ready_.store(true, std::memory_order_release);
   if (hooks_.on_ready) hooks_.on_ready();
-  serve(*engine);
+  try {
+    serve(*engine);
+  } catch (...) {  // a failed step whose requests could not be cancelled, for instance: the engine cannot be trusted
+    fail();
+  }
   ready_.store(false, std::memory_order_release);
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -13,12 +14,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "engine/engine.h"
 #include "headwater/error.h"
+#include "server/timed_thread.h"
 
 namespace headwater::server {
 
@@ -40,7 +41,8 @@ struct EngineLoopOptions {
 /// All are called on the loop's thread and must neither block nor throw.
 struct EngineLoopHooks {
   std::function<void()> on_ready;                             ///< the engine has been made
-  std::function<void(std::exception_ptr)> on_failed;          ///< it could not be made; the thread has ended
+  std::function<void(std::exception_ptr)> on_failed;          ///< it could not be made, or is of no use any more; the
+                                                              ///< thread ends, requests are dropped without events
   std::function<void(std::vector<Delivery>)> on_events;       ///< of one step, never empty
   std::function<void(const engine::Engine&)> on_step;         ///< after every step, before its events
   std::function<void(const engine::Engine&)> on_idle;         ///< the last work has ended
@@ -66,7 +68,10 @@ class EngineLoop {
   [[nodiscard]] bool inspect(std::function<void(const engine::Engine&)> question);
   /// Ends the thread after the step under way; requests are dropped without events. May be called repeatedly.
   void stop();
+  /// The same, but waits no longer than `limit`. False: the thread still runs; the destructor waits for it.
+  [[nodiscard]] bool stop_within(std::chrono::milliseconds limit);
 
+  [[nodiscard]] std::size_t max_pending() const noexcept { return options_.max_pending; }
   [[nodiscard]] bool ready() const noexcept { return ready_.load(std::memory_order_acquire); }
   /// Requests accepted and not yet finished.
   [[nodiscard]] std::size_t num_pending() const noexcept { return num_pending_.load(std::memory_order_relaxed); }
@@ -92,6 +97,8 @@ class EngineLoop {
   void take_in(engine::Engine& engine, Inbox& inbox, std::vector<Delivery>& out);
   void step(engine::Engine& engine, std::vector<Delivery>& out);
   void forget(Ticket ticket);
+  void ask_to_stop();
+  void fail();
 
   EngineLoopHooks hooks_;
   EngineLoopOptions options_;
@@ -107,7 +114,7 @@ class EngineLoop {
   std::unordered_map<engine::RequestId, Live> live_;
   std::unordered_map<Ticket, engine::RequestId> requests_;
 
-  std::thread thread_;  // last: it uses all of the above
+  TimedThread thread_;  // last: it uses all of the above
 };
 
 }  // namespace headwater::server

@@ -40,7 +40,7 @@ ApiError error_of(const Delivery& delivery) {
   if (delivery.refused == ErrorCode::invalid_argument || delivery.refused == ErrorCode::out_of_pages) {
     error.status = 400;
     error.type = "invalid_request_error";
-  } else if (!delivery.refused) {  // in the middle: out of pages
+  } else if (!delivery.refused && delivery.event.error_code == ErrorCode::out_of_pages) {  // in the middle
     error.status = 503;
     error.retry_after_seconds = 1;
   }
@@ -49,13 +49,14 @@ ApiError error_of(const Delivery& delivery) {
 
 constexpr std::int64_t kMostAnswerBytes = std::int64_t{64} << 20;  ///< of an answer that is not streamed
 
-/// What an answer may grow to, about: every token's text, and its log probabilities as JSON.
+/// What an answer may grow to before anything of it is sent, about: every token's text, and its log probabilities as
+/// JSON. Of a stream that is the prompt's part.
 std::int64_t answer_bytes(const PreparedRequest& prepared) {
   constexpr std::int64_t kTextBytes = 8;
   constexpr std::int64_t kPlaceBytes = 100;
   std::int64_t bytes = 0;
   for (const engine::Request& work : prepared.work) {
-    std::int64_t tokens = work.max_tokens;
+    std::int64_t tokens = prepared.request.stream ? 1 : work.max_tokens;
     if (work.prompt_logprobs) tokens += static_cast<std::int64_t>(work.prompt.size());
     const std::int64_t places = work.num_logprobs < 0 ? 0 : 1 + work.num_logprobs;
     bytes += work.num_samples * tokens * (kTextBytes + places * kPlaceBytes);
@@ -100,7 +101,7 @@ void Api::generate(Endpoint endpoint, HttpRequest request, const std::shared_ptr
       http_.post([this, number, error] { fail(number, error); });
     }
   };
-  if (worker_->post(std::move(prepare), bytes)) return;
+  if (worker_.post(std::move(prepare), bytes)) return;
   fail(number, {429, "rate_limit_error", "too many requests are waiting", "", "queue_full", 1});
 }
 
@@ -110,10 +111,17 @@ void Api::start(std::uint64_t number, PreparedRequest prepared) {
   if (found == generations_.end()) return;  // its client has gone
   Generation& generation = *found->second;
   const GenerationRequest& request = prepared.request;
-  if (!request.stream && answer_bytes(prepared) > kMostAnswerBytes) {
+  if (answer_bytes(prepared) > kMostAnswerBytes) {
     return fail(number, {400, "invalid_request_error",
-                         "choices x max_tokens x log probabilities: the answer could be larger than 64 MiB, expected "
-                         "less, or stream = true"});
+                         request.stream ? "choices x prompt x log probabilities: more than 64 MiB in one piece"
+                                        : "choices x max_tokens x log probabilities: the answer could be larger than "
+                                          "64 MiB, expected less, or stream = true"});
+  }
+  if (prepared.work.size() > loop_.max_pending()) {
+    return fail(number, {400, "invalid_request_error",
+                         fmt::format("prompt: has {} entries, this server takes {} requests at once (--max-pending)",
+                                     prepared.work.size(), loop_.max_pending()),
+                         "prompt", "invalid_value"});
   }
   AnswerSettings settings;
   settings.id = id_of(ticket_of(number, generation.endpoint, 0));
@@ -159,8 +167,11 @@ void Api::fail(std::uint64_t number, const ApiError& error) {
   } else {
     respond(generation.exchange, error);
   }
-  const bool rejected = error.status == 429 || (error.status >= 400 && error.status < 500);
-  finish(generation, rejected ? "rejected" : "error");
+  if (error.status < 500) return finish(generation, "rejected");
+  log_.error("request_failed", {{"id", id_of(ticket_of(number, generation.endpoint, 0))},
+                                {"status", std::int64_t{error.status}},
+                                {"error", error.message}});
+  finish(generation, "error");
 }
 
 /// The client has gone.

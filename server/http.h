@@ -24,9 +24,10 @@ struct HttpOptions {
   std::size_t max_connections = 1024;
   std::size_t max_header_bytes = 16 << 10;
   std::size_t max_body_bytes = 4 << 20;
-  std::size_t max_output_bytes = 1 << 20;           ///< of a stream, not yet taken by the client; more: it is dropped
+  std::size_t max_output_bytes = 1 << 20;           ///< of a stream, not yet taken by the client when more comes; above
+                                                    ///< that it is dropped
   std::chrono::milliseconds read_timeout{30'000};   ///< from the first byte of a request to its last
-  std::chrono::milliseconds write_timeout{30'000};  ///< for the client to take any byte of what was written
+  std::chrono::milliseconds write_timeout{30'000};  ///< for the client to take any part of what was written
   std::chrono::milliseconds idle_timeout{75'000};   ///< of a connection without a request
 };
 
@@ -37,6 +38,8 @@ struct HttpHead {
   std::string query;
   std::string authorization;
   std::string content_type;
+  std::string host;
+  std::string origin;
 };
 
 struct HttpRequest : HttpHead {
@@ -56,12 +59,14 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
   virtual void respond(HttpResponse response) = 0;
-  /// Status 200 and the headers; the body follows in pieces.
+  /// Status 200 and the headers, which are sent with the first piece of the body.
   virtual void begin_stream(std::string_view content_type) = 0;
-  /// Sends a piece, not empty. False: the client has gone, or left more than max_output_bytes lying and was dropped.
+  /// Sends a piece, not empty. False: the client has gone, or had left more than max_output_bytes lying and was
+  /// dropped.
   virtual bool write(std::string_view data) = 0;
   virtual void end_stream() = 0;
-  /// Called once if the client goes away before its answer is complete; not while one of the functions above runs.
+  /// Called once if the client goes away before its answer is complete; not while one of the functions above runs. It
+  /// is noticed at once, or within 250 ms where the client has sent something after its request.
   virtual void on_gone(std::function<void()> callback) = 0;
 };
 
@@ -103,7 +108,8 @@ class HttpServer {
   void post(std::function<void()> task);
   /// Runs `task` on the server's thread after a while.
   void after(std::chrono::milliseconds delay, std::function<void()> task);
-  /// Calls `callback` for SIGINT and SIGTERM, on the server's thread.
+  /// Calls `callback` for SIGINT, SIGTERM and SIGHUP, on the server's thread. They end nothing by themselves until this
+  /// object dies.
   void watch_signals(std::function<void(int signal)> callback);
 
   /// Answers what has been asked, then closes; run() returns when no request is under way. New requests are still

@@ -50,6 +50,10 @@ struct HttpServer::Impl {
 };
 
 void HttpServer::Impl::listen() {
+  // The system takes no name for every address of the machine.
+  if (host.options.host.empty()) {
+    throw Error(ErrorCode::invalid_argument, "host is empty, expected an address or a name to listen on");
+  }
   const std::string name = host.options.host + ":" + std::to_string(host.options.port);
   try {
     tcp::resolver resolver(io);
@@ -127,8 +131,6 @@ void HttpServer::Impl::stop() {
   stopped = true;
   error_code ignored;
   acceptor.close(ignored);
-  signals.cancel(ignored);
-  signals.clear(ignored);  // the next one ends the process, whatever it waits for
   std::vector<std::shared_ptr<Session>> all;
   for (const auto& [raw, session] : host.sessions) all.push_back(session);
   for (const auto& session : all) session->close();

@@ -1,10 +1,11 @@
 // See http_session.h. The life of a connection: idle -> reading -> handling -> (streaming ->) answering -> idle ...
 // While a request is handled one read stays under way, so that a client that goes away is noticed at once. What a
-// client sends ahead (pipelining) waits in the buffer and is the next request; such a client is missed only when it
-// does not take what is written.
+// client sends ahead (pipelining) waits in the buffer and is the next request; whether such a client is still there is
+// looked at with every tick of the clock.
 #include "server/http_session.h"
 
 #include <fmt/chrono.h>
+#include <poll.h>
 
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/string.hpp>
@@ -25,6 +26,7 @@ using Clock = std::chrono::steady_clock;
 using ErrorCode = boost::system::error_code;
 
 constexpr std::size_t kReadBytes = 16 << 10;
+constexpr std::size_t kWriteBytes = 64 << 10;  ///< at once
 constexpr std::size_t kMostLingered = 16 << 20;
 constexpr std::chrono::milliseconds kLinger{2000};
 
@@ -62,6 +64,8 @@ HttpHead head_of(const http::request<http::string_body>& message) {
   if (mark != std::string::npos) head.query = target.substr(mark + 1);
   head.authorization = text(message[http::field::authorization]);
   head.content_type = text(message[http::field::content_type]);
+  head.host = text(message[http::field::host]);
+  head.origin = text(message[http::field::origin]);
   return head;
 }
 
@@ -83,6 +87,7 @@ void Session::expect(std::chrono::milliseconds timeout) {
 
 void Session::next_request() {
   parser_.reset();
+  head_only_ = false;
   state_ = State::idle;
   if (host_.draining && buffer_.size() == 0) return close();
   expect(host_.options.idle_timeout);
@@ -135,6 +140,8 @@ void Session::on_head(const ErrorCode& error) {
   const auto& message = parser_->get();
   keep_alive_ = message.keep_alive();
   chunked_ = message.version() >= 11;
+  head_only_ = message.method() == http::verb::head;
+  if (const std::string_view wrong = wrong_with_head(); !wrong.empty()) return refuse(400, wrong);
   if (std::optional<HttpResponse> refusal = host_.handler.check(head_of(message))) {
     ++host_.stats.refused;
     return queue(std::move(*refusal), keep_alive_ && parser_->is_done());
@@ -148,6 +155,16 @@ void Session::on_head(const ErrorCode& error) {
     if (failed) return self->gone();
     self->read_body();
   });
+}
+
+/// What a proxy before this server may have understood otherwise; empty: nothing.
+std::string_view Session::wrong_with_head() const {
+  const auto& message = parser_->get();
+  if (message.count(http::field::host) > 1) return "more than one Host header";
+  if (message.count(http::field::transfer_encoding) == 0) return "";
+  if (!parser_->chunked()) return "Transfer-Encoding: expected chunked as the last coding";
+  if (message.count(http::field::content_length) > 0) return "Content-Length beside Transfer-Encoding";
+  return "";
 }
 
 void Session::read_body() {
@@ -195,7 +212,7 @@ void Session::queue(HttpResponse&& response, bool keep_alive) {
   pending_ += head_text(response.status, response.content_type, keep_alive_);
   for (const auto& [name, value] : response.headers) pending_ += name + ": " + value + "\r\n";
   pending_ += "Content-Length: " + std::to_string(response.body.size()) + "\r\n\r\n";
-  pending_ += response.body;
+  if (!head_only_) pending_ += response.body;
   flush();
 }
 
@@ -206,12 +223,11 @@ void Session::begin_stream(std::string_view content_type) {
   pending_ += head_text(200, content_type, keep_alive_);
   pending_ += "Cache-Control: no-cache\r\n";
   pending_ += chunked_ ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n";
-  flush();
 }
 
 bool Session::write(std::string_view data) {
   if (state_ != State::streaming) return false;
-  if (pending_.size() + data.size() > host_.options.max_output_bytes) {
+  if (pending_.size() > host_.options.max_output_bytes) {  // before this piece: one large step drops nobody
     ++host_.stats.dropped_slow;
     on_gone_ = nullptr;  // the caller learns it from the result
     close();
@@ -244,7 +260,11 @@ void Session::flush() {
   std::swap(sending_, pending_);
   pending_.clear();
   expect(host_.options.write_timeout);
-  asio::async_write(socket_, asio::buffer(sending_),
+  const auto progress = [self = shared_from_this()](const ErrorCode& error, std::size_t) -> std::size_t {
+    self->expect(self->host_.options.write_timeout);
+    return error ? 0 : kWriteBytes;
+  };
+  asio::async_write(socket_, asio::buffer(sending_), progress,
                     [self = shared_from_this()](const ErrorCode& error, std::size_t) { self->on_written(error); });
 }
 
@@ -294,7 +314,17 @@ void Session::finish_soon() {
   if (state_ == State::idle) close();
 }
 
+/// A client that has closed, while no read is under way that would tell.
+bool Session::left_unheard() {
+  if (pumping_ || (state_ != State::handling && state_ != State::streaming)) return false;
+  pollfd socket{};
+  socket.fd = socket_.native_handle();
+  socket.events = POLLRDHUP;
+  return ::poll(&socket, 1, 0) > 0;
+}
+
 void Session::check_deadline(Clock::time_point now) {
+  if (left_unheard()) return gone();
   if (now < deadline_) return;
   if (state_ == State::reading && !writing_) {
     ++host_.stats.timed_out;

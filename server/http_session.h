@@ -63,6 +63,7 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   void pump();
   void read_head();
   void on_head(const boost::system::error_code& error);
+  [[nodiscard]] std::string_view wrong_with_head() const;
   void read_body();
   void dispatch();
   void refuse(int status, std::string_view message);
@@ -70,6 +71,7 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   void flush();
   void on_written(const boost::system::error_code& error);
   void linger();
+  [[nodiscard]] bool left_unheard();
   void gone();
 
   boost::asio::ip::tcp::socket socket_;
@@ -81,8 +83,9 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   bool writing_ = false;
   bool keep_alive_ = true;
   bool chunked_ = true;
-  std::string sending_;  ///< being written
-  std::string pending_;  ///< to be written next
+  bool head_only_ = false;  ///< HEAD: the answer's body is not sent
+  std::string sending_;     ///< being written
+  std::string pending_;     ///< to be written next
   std::size_t lingered_ = 0;
   std::chrono::steady_clock::time_point deadline_;
   std::function<void()> on_gone_;

@@ -63,4 +63,11 @@ void append_json_string(std::string& out, std::string_view text) {
   out += '"';
 }
 
+std::string clipped(std::string_view text, std::size_t most) {
+  if (text.size() <= most) return std::string(text);
+  std::size_t end = most;  // not inside a character: none has more than three bytes after its first
+  while (end > most - 3 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) --end;
+  return std::string(text.substr(0, end)) + "...";
+}
+
 }  // namespace headwater::server

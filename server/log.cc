@@ -85,19 +85,27 @@ struct Log::Impl {
 Log::Log(const std::string& path, LogFormat format) : impl_(std::make_shared<Impl>()) {
   impl_->format = format;
   if (!path.empty()) {
-    impl_->file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (impl_->file < 0) {
-      impl_->file = STDERR_FILENO;
-      throw Error(ErrorCode::io, path + ": cannot be opened for the log: " + std::strerror(errno));
+    // Without O_NONBLOCK a pipe would be opened when somebody reads it, and not before.
+    const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644);
+    if (file < 0) {
+      const std::string why = errno == ENXIO ? "nobody reads this pipe" : std::strerror(errno);
+      throw Error(ErrorCode::io, path + ": cannot be opened for the log: " + why);
     }
+    impl_->file = file;
+    ::fcntl(file, F_SETFL, O_WRONLY | O_APPEND);  // only the writing thread waits from here on
   }
   std::thread([impl = impl_] { impl->run(); }).detach();
 }
 
 Log::~Log() {
-  std::unique_lock lock(impl_->mutex);
+  flush();
+  const std::lock_guard lock(impl_->mutex);
   impl_->closing = true;
   impl_->wake.notify_all();
+}
+
+void Log::flush() {
+  std::unique_lock lock(impl_->mutex);
   impl_->written.wait_for(lock, std::chrono::seconds(1), [&] { return impl_->lines.empty() && !impl_->writing; });
 }
 

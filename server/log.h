@@ -22,9 +22,9 @@ struct LogField {
 
 class Log {
  public:
-  /// `path` empty: standard error. Throws Error(io) when the file cannot be opened.
+  /// `path` empty: standard error. Throws Error(io) when the file cannot be opened, or is a pipe that nobody reads.
   explicit Log(const std::string& path = "", LogFormat format = LogFormat::text);
-  /// Waits until what lies in the queue has been written, a second at most.
+  /// As flush().
   ~Log();
   Log(const Log&) = delete;
   Log& operator=(const Log&) = delete;
@@ -32,6 +32,8 @@ class Log {
   void info(std::string_view event, const std::vector<LogField>& fields = {}) { write("info", event, fields); }
   void warn(std::string_view event, const std::vector<LogField>& fields = {}) { write("warn", event, fields); }
   void error(std::string_view event, const std::vector<LogField>& fields = {}) { write("error", event, fields); }
+  /// Waits until what lies in the queue has been written, a second at most.
+  void flush();
   /// Lines that could not be written.
   [[nodiscard]] std::uint64_t num_lost() const noexcept;
 

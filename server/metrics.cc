@@ -58,13 +58,13 @@ struct Metrics::Impl {
       counter("headwater_cascade_shared_tokens_total", "Tokens of shared spans, summed over cascade launches");
   Counter& members = counter("headwater_cascade_member_sequences_total",
                              "Sequences that had a shared span read for them, summed over spans and launches");
-  Counter& failures =
-      counter("headwater_cascade_failures_total", "Cascade launches that failed; flat attention took their place");
+  Counter& failures = counter("headwater_cascade_failures_total",
+                              "Steps in which a cascade launch failed and flat attention took its place");
   Counter& kv_read = counter("headwater_kv_bytes_read_total", "Bytes of keys and values that attention read");
   Counter& kv_saved = counter("headwater_kv_bytes_saved_total",
                               "Bytes of keys and values that flat attention would have read in addition");
-  Family<Gauge>& cascade_off =
-      gauges("headwater_cascade_off", "1 where shared spans are not looked for or split; the label says why");
+  Family<Gauge>& cascade_off = gauges(
+      "headwater_cascade_off", "1 where no shared span will be split, the label says why; absent where some may be");
 
   // Time.
   Counter& steps = counter("headwater_steps_total", "Steps of the engine");
@@ -107,7 +107,8 @@ struct Metrics::Impl {
   Histogram& whole = histogram("headwater_request_seconds", "From a request's last byte to its last token", kWhole);
   Family<Counter>& requests =
       counters("headwater_requests_total",
-               "Generation requests by endpoint and outcome: stop, length, cancelled, error, rejected");
+               "Generation requests that were read, by endpoint and outcome: stop, length, cancelled (the client "
+               "went away), rejected (answered 400 to 499), error");
   Family<Counter>& responses = counters("headwater_http_responses_total", "HTTP answers by status");
   Gauge& connections = gauge("headwater_http_connections", "Open connections");
   Counter& turned_away =

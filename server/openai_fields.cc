@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "server/json_text.h"
+
 namespace headwater::server {
 namespace {
 constexpr int kMostDepth = 32;
@@ -77,7 +79,7 @@ nlohmann::json parse_object(std::string_view body) {
     const std::size_t at = what.find("] ");
     std::string why(at == std::string_view::npos ? what : what.substr(at + 2));
     if (const std::size_t quote = why.find("; last read"); quote != std::string::npos) why.resize(quote);
-    throw ApiError{400, "invalid_request_error", "the body is not valid JSON: " + why};
+    throw ApiError{400, "invalid_request_error", "the body is not valid JSON: " + clipped(why, 200)};
   }
   if (!root.is_object()) {
     throw ApiError{400, "invalid_request_error", fmt::format("the body is {}, expected an object", kind_of(root))};

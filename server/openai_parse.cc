@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "server/json_text.h"
 #include "server/openai.h"
 #include "server/openai_fields.h"
 
@@ -65,7 +66,8 @@ std::string content_of(const json& value, const std::string& path) {
     const Fields fields(value[i], part + ".");
     const std::string* type = fields.string("type");
     if (type == nullptr) refuse_field(part + ".type", "is missing");
-    if (*type != "text") refuse_unsupported(part + ".type", fmt::format("\"{}\": only \"text\" is supported", *type));
+    if (*type != "text")
+      refuse_unsupported(part + ".type", fmt::format("{}: only \"text\" is supported", json_string(clipped(*type))));
     const std::string* piece = fields.string("text");
     if (piece == nullptr) refuse_field(part + ".text", "is missing");
     text += *piece;
@@ -85,7 +87,7 @@ engine::ChatMessage message_of(const json& value, std::size_t index) {
   }
   if (*role != "system" && *role != "developer" && *role != "user" && *role != "assistant") {
     refuse_field(path + ".role",
-                 fmt::format("expected system, developer, user or assistant, got {}", json(*role).dump()));
+                 fmt::format("expected system, developer, user or assistant, got {}", json_string(clipped(*role))));
   }
   if (const json* calls = fields.find("tool_calls"); calls != nullptr && !is_empty(*calls)) {
     refuse_unsupported(path + ".tool_calls", "is not supported by this server");
@@ -179,8 +181,9 @@ std::vector<engine::LogitBias> biases_of(const Fields& fields) {
   for (const auto& [key, bias] : value->items()) {
     std::int32_t token = 0;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
-    if (error != std::errc() || end != key.data() + key.size() || token < 0) {
-      refuse_field("logit_bias", fmt::format("the key {} is not a token id", json(key).dump()));
+    const bool padded = key.size() > 1 && key.front() == '0';  // "5" and "05" would be one token given twice
+    if (error != std::errc() || end != key.data() + key.size() || token < 0 || padded) {
+      refuse_field("logit_bias", fmt::format("the key {} is not a token id", json_string(clipped(key))));
     }
     const std::string path = fmt::format("logit_bias.{}", token);
     if (!bias.is_number()) refuse_field(path, fmt::format("expected a number, got {}", kind_of(bias)));

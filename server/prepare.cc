@@ -45,22 +45,25 @@ void check_tokens(const std::vector<std::int32_t>& tokens, const std::string& pa
 }
 
 /// How many tokens may follow the prompt.
-int tokens_to_generate(const GenerationRequest& request, std::size_t prompt_tokens, std::int64_t context) {
-  const std::int64_t room = context - static_cast<std::int64_t>(prompt_tokens);
+int tokens_to_generate(const GenerationRequest& request, std::size_t prompt_tokens, const ServedModel& served) {
+  const std::int64_t room = served.max_tokens() - static_cast<std::int64_t>(prompt_tokens);
+  const std::int64_t context = served.model->config().context;
+  const std::string limit = served.max_tokens() == context
+                                ? fmt::format("the model's context is {} tokens", context)
+                                : fmt::format("the whole KV cache holds {} tokens", served.kv_tokens);
   const bool chat = request.endpoint == Endpoint::chat;
   const std::string param = chat ? "messages" : "prompt";
   if (room < 1) {
-    throw ApiError{400, "invalid_request_error",
-                   fmt::format("the model's context is {} tokens, the prompt alone has {}", context, prompt_tokens),
+    throw ApiError{400, "invalid_request_error", fmt::format("{}, the prompt alone has {}", limit, prompt_tokens),
                    param, "context_length_exceeded"};
   }
   if (!request.max_tokens)
     return static_cast<int>(chat ? room : std::min<std::int64_t>(room, kDefaultCompletionTokens));
   if (*request.max_tokens > room) {
-    throw ApiError{400, "invalid_request_error",
-                   fmt::format("the model's context is {} tokens; the prompt has {} and max_tokens asks for {} more",
-                               context, prompt_tokens, *request.max_tokens),
-                   "max_tokens", "context_length_exceeded"};
+    throw ApiError{
+        400, "invalid_request_error",
+        fmt::format("{}; the prompt has {} and max_tokens asks for {} more", limit, prompt_tokens, *request.max_tokens),
+        "max_tokens", "context_length_exceeded"};
   }
   return std::max(*request.max_tokens, 1);
 }
@@ -72,14 +75,20 @@ std::uint64_t random_seed() {
 
 }  // namespace
 
+std::int64_t ServedModel::max_tokens() const {
+  const std::int64_t context = model->config().context;
+  return kv_tokens > 0 ? std::min(context, kv_tokens + 1) : context;
+}
+
 PreparedRequest prepare_generation(Endpoint endpoint, std::string_view body, const ParseLimits& limits,
                                    const ServedModel& served) {
   PreparedRequest prepared{parse_generation(endpoint, body, limits), {}, {}};
   GenerationRequest& request = prepared.request;
   if (request.model != served.name) {
-    throw ApiError{404, "invalid_request_error",
-                   "model: this server has " + json_string(served.name) + ", not " + json_string(request.model),
-                   "model", "model_not_found"};
+    throw ApiError{
+        404, "invalid_request_error",
+        "model: this server has " + json_string(served.name) + ", not " + json_string(clipped(request.model)), "model",
+        "model_not_found"};
   }
   if (endpoint == Endpoint::chat) {
     prepared.prompts.push_back(encode_chat(std::move(request.messages), true, served));
@@ -108,7 +117,7 @@ PreparedRequest prepare_generation(Endpoint endpoint, std::string_view body, con
   for (const auto& prompt : prepared.prompts) {
     engine::Request work = request.engine;
     work.prompt = prompt;
-    work.max_tokens = tokens_to_generate(request, prompt.size(), config.context);
+    work.max_tokens = tokens_to_generate(request, prompt.size(), served);
     prepared.work.push_back(std::move(work));
   }
   return prepared;
@@ -119,8 +128,8 @@ std::string tokenize(std::string_view body, const ParseLimits& limits, const Ser
   const std::vector<std::int32_t> tokens =
       request.is_chat ? encode_chat(std::move(request.messages), request.add_generation_prompt, served)
                       : encode_text(request.prompt, request.add_special_tokens, served);
-  return fmt::format("{{\"count\":{},\"max_model_len\":{},\"tokens\":[{}]}}", tokens.size(),
-                     served.model->config().context, fmt::join(tokens, ","));
+  return fmt::format("{{\"count\":{},\"max_model_len\":{},\"tokens\":[{}]}}", tokens.size(), served.max_tokens(),
+                     fmt::join(tokens, ","));
 }
 
 std::string detokenize(std::string_view body, const ServedModel& served) {

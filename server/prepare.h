@@ -20,6 +20,11 @@ struct ServedModel {
   std::shared_ptr<const engine::Model> model;
   std::optional<engine::ChatTemplate> chat;  ///< empty: chat is refused
   std::string system;                        ///< put before conversations that do not begin with a system message
+  std::int64_t kv_tokens = 0;                ///< that the whole KV cache holds; 0: as many as the context
+
+  /// Tokens that a prompt and its answer may have together: the context's, or those of the cache and one more, since
+  /// nobody looks back at the last.
+  [[nodiscard]] std::int64_t max_tokens() const;
 };
 
 struct PreparedRequest {

@@ -1,6 +1,8 @@
 // See server.h.
 #include "server/server.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "cli/outcome.h"
@@ -11,10 +13,27 @@
 #include "server/page.h"
 
 namespace headwater::server {
+namespace {
+
+/// A key that no Authorization header can have would shut everybody out.
+ServerOptions checked(ServerOptions options) {
+  const std::string& key = options.api_key;
+  for (std::size_t i = 0; i < key.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(key[i]);
+    const bool at_end = i == 0 || i + 1 == key.size();
+    if (byte > ' ' ? byte < 0x7F : byte == ' ' && !at_end) continue;
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("the API key has byte 0x{:02x} at {}, expected printable ASCII, no blank at an end", byte, i));
+  }
+  return options;
+}
+
+}  // namespace
 
 struct Server::Impl {
   Impl(ServerOptions options_in, Load load_in, std::shared_ptr<Log> log_in)
-      : options(std::move(options_in)),
+      : options(checked(std::move(options_in))),
         load(std::move(load_in)),
         log(std::move(log_in)),
         metrics(options.cascade_off),
@@ -120,6 +139,7 @@ Server::Ended Server::run(bool handle_signals) {
     Loaded loaded = s.load();
     auto engine = std::make_unique<engine::Engine>(loaded.served.model, loaded.engine);
     auto served = std::make_shared<ServedModel>(std::move(loaded.served));
+    served->kv_tokens = engine->num_pages() * engine->options().page_size;
     s.metrics.on_idle(*engine);
     s.http.post([&s, served] {
       s.log->info("ready", {{"model", served->name}, {"address", s.http.address()}});
@@ -128,16 +148,23 @@ Server::Ended Server::run(bool handle_signals) {
     return engine;
   };
   s.loop = std::make_unique<EngineLoop>(make_engine, s.hooks(), s.options.loop);
-  s.api = std::make_unique<Api>(ApiOptions{s.options.api_key, s.options.limits, std::string(start_page())}, s.http,
-                                *s.loop, s.metrics, *s.log);
+  const bool local_only = s.options.api_key.empty() && s.http.is_loopback();
+  s.api = std::make_unique<Api>(ApiOptions{s.options.api_key, local_only, s.options.limits, std::string(start_page())},
+                                s.http, *s.loop, s.metrics, *s.log);
   if (handle_signals) s.http.watch_signals([&s](int) { s.shut_down(); });
   s.log->info("listening", {{"address", s.http.address()}});
   if (s.options.api_key.empty() && !s.http.is_loopback()) {
     s.log->warn("no_api_key", {{"address", s.http.address()}, {"who", std::string("anybody who reaches it may ask")}});
   }
   s.http.run();
-  s.loop->stop();
-  s.api->stop_worker();
+  const auto limit = std::chrono::steady_clock::now() + s.options.stop_timeout;
+  const auto left = [&limit] {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(limit - std::chrono::steady_clock::now());
+  };
+  if (!s.loop->stop_within(left()) || !s.api->stop_worker_within(left())) {
+    s.log->warn("stuck", {{"why", std::string("a step, a model's loading or a tokenisation takes long")}});
+    return Ended::stuck;
+  }
   if (s.failure) std::rethrow_exception(s.failure);
   s.log->info("stopped");
   return s.drained ? Ended::drained : Ended::stopped;

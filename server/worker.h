@@ -3,40 +3,46 @@
 // wait for theirs, so the number of connections is no bound.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
 #include <mutex>
-#include <thread>
 #include <utility>
+
+#include "server/timed_thread.h"
 
 namespace headwater::server {
 
 class Worker {
  public:
   Worker() : thread_([this] { run(); }) {}
+  /// Waits for the task under way.
+  ~Worker() { stop(); }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
   /// Tasks that have not begun are dropped.
-  ~Worker() {
+  void stop() {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
     }
     wake_.notify_one();
-    thread_.join();
   }
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
+  /// After stop().
+  [[nodiscard]] bool ends_within(std::chrono::milliseconds limit) const { return thread_.ends_within(limit); }
 
   /// Bytes that waiting tasks may hold; one task alone may hold more.
   static constexpr std::size_t kMostBytes = std::size_t{64} << 20;
 
-  /// `bytes`: that the task holds. It must not throw. False: the queue is full, the task was not taken.
+  /// `bytes`: that the task holds. It must not throw. False: the queue is full or stopped, the task was not taken.
   [[nodiscard]] bool post(std::function<void()> task, std::size_t bytes) {
     {
       const std::lock_guard lock(mutex_);
       bytes += kTaskBytes;
-      if (!tasks_.empty() && bytes_ + bytes > kMostBytes) return false;
+      if (stopping_ || (!tasks_.empty() && bytes_ + bytes > kMostBytes)) return false;
       bytes_ += bytes;
       tasks_.push_back({std::move(task), bytes});
     }
@@ -71,7 +77,7 @@ class Worker {
   std::deque<Task> tasks_;
   std::size_t bytes_ = 0;  ///< of all in tasks_
   bool stopping_ = false;
-  std::thread thread_;
+  TimedThread thread_;
 };
 
 }  // namespace headwater::server

@@ -88,7 +88,7 @@ class Clients:
         """Goes away in mid-stream."""
         body = json.dumps({"model": self.model, "prompt": document + words(rng, 8), "max_tokens": 400, "stream": True, "ignore_eos": True}).encode()
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as s:
-            s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             for _ in range(rng.randint(0, 3)):
                 s.recv(512)
             if rng.random() < 0.5:  # not a close, a reset

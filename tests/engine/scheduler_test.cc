@@ -254,6 +254,25 @@ TEST(Scheduler, ForksShareThePartlyFilledPageUntilTheyAppend) {
   scheduler.audit();
 }
 
+TEST(Scheduler, ForksThatFindNoPlaceWaitBeforeLaterRequests) {
+  Scheduler scheduler({64, 4, 64, 2, true});
+  StepBatch batch;
+  for (RequestId id = 1; id <= 3; ++id) scheduler.add(sample_of(id, counting(static_cast<int>(100 * id), 6), 3));
+  scheduler.schedule(batch);  // 1 and 2 run, 3 waits
+  scheduler.mark_computed(batch);
+  ASSERT_EQ(scheduler.running().size(), 2U);
+  // The later one forks first: still behind the older one's.
+  for (const std::size_t i : {1U, 0U}) {
+    Sample& sample = *batch.samples.at(i).sample;
+    for (int fork = 1; fork <= 3; ++fork) (void)scheduler.fork(sample, fork);
+    sample.num_forks = 0;
+  }
+  std::vector<std::pair<RequestId, int>> order;
+  for (const auto& sample : scheduler.waiting()) order.emplace_back(sample->request, sample->index);
+  const std::vector<std::pair<RequestId, int>> expected{{1, 1}, {1, 2}, {1, 3}, {2, 1}, {2, 2}, {2, 3}, {3, 0}};
+  EXPECT_EQ(order, expected);
+}
+
 TEST(Scheduler, YoungestIsSentBackWhenPagesRunOut) {
   const SchedulerOptions options{6, 4, 16, 8, false};
   Scheduler scheduler(options);

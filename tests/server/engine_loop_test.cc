@@ -187,6 +187,100 @@ TEST(EngineLoop, StopsInTheMiddle) {
   loop.stop();
 }
 
+TEST(EngineLoop, StoppingWaitsAsLongAsItIsToldTo) {
+  EngineLoop loop(tiny_engine, {});
+  std::promise<void> go;
+  auto going = go.get_future().share();
+  std::promise<void> held;
+  ASSERT_TRUE(loop.inspect([&held, going](const engine::Engine&) {
+    held.set_value();
+    going.wait();
+  }));
+  held.get_future().wait();
+  EXPECT_FALSE(loop.stop_within(std::chrono::milliseconds(20)));
+  EXPECT_EQ(loop.submit(1, request(1, 3)), EngineLoop::Submitted::stopping);
+  go.set_value();
+  EXPECT_TRUE(loop.stop_within(std::chrono::seconds(30)));
+}
+
+// What escapes ends the loop with a word, not the process.
+TEST(EngineLoop, SaysThatTheEngineIsOfNoUseAnyMore) {
+  EngineLoopHooks hooks;
+  std::promise<std::string> said;
+  hooks.on_failed = [&](const std::exception_ptr& error) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const Error& known) {
+      said.set_value(known.what());
+    }
+  };
+  EngineLoop loop(tiny_engine, std::move(hooks));
+  ASSERT_EQ(loop.submit(1, request(1, 900)), EngineLoop::Submitted::accepted);
+  ASSERT_TRUE(loop.inspect([](const engine::Engine&) { throw Error(ErrorCode::internal, "cannot be cancelled"); }));
+  EXPECT_EQ(said.get_future().get(), "cannot be cancelled");
+  EXPECT_EQ(loop.submit(2, request(1, 3)), EngineLoop::Submitted::stopping);
+  EXPECT_TRUE(loop.stop_within(std::chrono::seconds(30)));
+  EXPECT_FALSE(loop.ready());
+}
+
+// An old request grows until pages run out; the youngest, which computes a document that a third one waits for, goes
+// back to the queue in the middle of it.
+TEST(EngineLoop, AWaiterOutlivesThePreemptionOfItsPrefixsOwner) {
+  engine::EngineOptions options = tiny_options();
+  options.num_pages = 80;  // of 4 tokens
+  options.max_step_tokens = 12;
+  engine::Request old = request(1, 60);
+  old.num_samples = 8;
+  old.sampling.temperature = 1.0F;
+  std::vector<std::int32_t> document = random_tokens(2, 200, *shared_tiny_model());
+  const engine::Request owner = request_of(document, 4);
+  document.push_back(7);
+  const engine::Request waiter = request_of(document, 4);
+  const engine::Request* const all[] = {&old, &owner, &waiter};
+  std::vector<std::vector<std::int32_t>> expected;
+  for (const engine::Request* alone : all) {
+    auto engine = tiny_engine();
+    for (auto& tokens : test::tokens_of(engine::run_to_completion(*engine, {alone, 1}))) {
+      expected.push_back(std::move(tokens));
+    }
+  }
+
+  Collector collector;
+  std::int64_t owner_had = 0;  // tokens before this step
+  std::atomic<std::int64_t> owner_sent_back_at{-1};
+  collector.at_step = [&](const engine::Engine& engine) {
+    std::int64_t has = 0;
+    for (const engine::StepRequest& in_step : engine.last_requests()) {
+      if (in_step.tag == 2) has = in_step.tokens;
+    }
+    if (engine.last_step().preempted > 0 && has == 0 && owner_had > 0 && owner_sent_back_at < 0) {
+      owner_sent_back_at = owner_had;
+    }
+    owner_had = has;
+  };
+  EngineLoop loop([&options] { return std::make_unique<engine::Engine>(shared_tiny_model(), options); },
+                  collector.hooks());
+  std::uint64_t ticket = 0;
+  for (const engine::Request* one : all) {
+    engine::Request work = *one;
+    work.tag = ++ticket;
+    ASSERT_EQ(loop.submit(ticket, std::move(work)), EngineLoop::Submitted::accepted);
+  }
+  std::vector<std::vector<std::int32_t>> tokens(10);
+  for (const Delivery& delivery : collector.wait_for_ends(10)) {
+    const auto sample = static_cast<std::size_t>(delivery.event.sample);
+    tokens.at(delivery.ticket == 1 ? sample : 6 + delivery.ticket).push_back(delivery.event.token);
+    EXPECT_EQ(delivery.event.error, "");
+  }
+  EXPECT_EQ(tokens, expected);
+  EXPECT_GT(owner_sent_back_at.load(), 0) << "the case was not reached";
+  EXPECT_LT(owner_sent_back_at.load(), 200) << "the case was not reached";
+  EXPECT_TRUE(eventually(loop, [](const engine::Engine& e) {
+    e.audit();
+    return e.num_free_pages() + e.num_idle_cached_pages() == e.num_pages();
+  }));
+}
+
 TEST(EngineLoop, SaysThatTheEngineCouldNotBeMade) {
   EngineLoopHooks hooks;
   std::promise<std::string> said;

@@ -13,23 +13,30 @@
 
 namespace headwater::test {
 
-inline server::ServedModel tiny_served() {
+inline server::ServedModel served_as_tiny(std::shared_ptr<const engine::Model> model) {
   server::ServedModel served;
   served.name = "tiny";
-  served.model = shared_tiny_model();
+  served.model = std::move(model);
   served.chat.emplace(served.model->gguf(), served.model->tokenizer());
   return served;
 }
 
+inline server::ServedModel tiny_served() {
+  return served_as_tiny(shared_tiny_model());
+}
+
+/// Its end is a check, too: whatever a test did, every page's count is right and none is in use.
 class TestServer {
  public:
-  explicit TestServer(server::ServerOptions options = {}, engine::EngineOptions engine = tiny_options())
+  explicit TestServer(server::ServerOptions options = {}, engine::EngineOptions engine = tiny_options(),
+                      const std::function<server::ServedModel()>& served = tiny_served,
+                      const std::string& log = "/dev/null")
       : server_(
             listen_anywhere(std::move(options)),
-            [engine] {
-              return server::Loaded{tiny_served(), engine};
+            [engine, served] {
+              return server::Loaded{served(), engine};
             },
-            std::make_shared<server::Log>("/dev/null")) {
+            std::make_shared<server::Log>(log)) {
     ended_ = std::async(std::launch::async, [this] { return server_.run(false); });
     for (int i = 0; i < 2000 && Client(port()).get("/ready").status != 200; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -37,6 +44,7 @@ class TestServer {
   }
   ~TestServer() {
     if (!ended_.valid()) return;
+    expect_nothing_leaked();
     server_.shut_down();
     server_.shut_down();
   }
@@ -62,6 +70,21 @@ class TestServer {
     if (future.wait_for(std::chrono::seconds(30)) != std::future_status::ready) std::abort();
     return future.get();
   }
+  /// The value of a line of /metrics; -1: there is none.
+  [[nodiscard]] double metric(const std::string& name) const {
+    const std::string text = client().get("/metrics").body;
+    const std::size_t at = text.find("\n" + name + " ");
+    return at == std::string::npos ? -1 : std::stod(text.substr(at + name.size() + 2));
+  }
+  /// Waits until it has that value, 20 s at most.
+  [[nodiscard]] bool metric_becomes(const std::string& name, double value) const {
+    for (int i = 0; i < 4000; ++i) {
+      if (metric(name) == value) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
+
   /// Waits until nothing runs; then no page may be in use and every count must be right.
   void expect_nothing_leaked() {
     for (int i = 0; i < 2000; ++i) {
@@ -89,6 +112,35 @@ class TestServer {
   server::Server server_;
   std::future<server::Server::Ended> ended_;
 };
+
+/// Holds a server's engine between two steps: after the one under way, or after the first that begins once an earlier
+/// pause has ended. Connections go on.
+class Pause {
+ public:
+  explicit Pause(TestServer& server) {
+    EXPECT_TRUE(server->inspect([held = held_, freed = freed_](const engine::Engine& engine) {
+      held->set_value(engine.progress());
+      freed.wait();
+    }));
+  }
+  ~Pause() { end(); }
+  Pause(const Pause&) = delete;
+  Pause& operator=(const Pause&) = delete;
+  /// Waits until the engine is held; how far it was.
+  engine::Progress held() { return held_->get_future().get(); }
+  void end() {
+    if (!std::exchange(ended_, true)) free_.set_value();
+  }
+
+ private:
+  std::shared_ptr<std::promise<engine::Progress>> held_ = std::make_shared<std::promise<engine::Progress>>();
+  std::promise<void> free_;
+  std::shared_future<void> freed_ = free_.get_future().share();
+  bool ended_ = false;
+};
+
+inline constexpr const char* kPending = "headwater_requests_pending";
+inline constexpr const char* kCancelled = "headwater_requests_total{endpoint=\"completions\",outcome=\"cancelled\"}";
 
 /// Greedy, 12 tokens, goes on after the end-of-sequence token.
 inline nlohmann::json completion_of(const nlohmann::json& prompt) {

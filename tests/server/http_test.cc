@@ -2,6 +2,8 @@
 // limits_test.cc.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <set>
 
 #include "engine/detokenizer.h"
@@ -137,34 +139,46 @@ TEST(Server, SeveralPromptsAndSamples) {
 TEST(Server, StopStringsAreNeverShown) {
   TestServer server;
   Client client = server.client();
-  const json base = with(completion_of("a stop"), {{"max_tokens", 60}, {"logprobs", 2}});
-  const std::string full = client.post("/v1/completions", base).json().at("choices").at(0).at("text");
-  // Three characters from the middle of it, at whatever borders of tokens.
-  std::size_t at = full.size() / 2;
-  while (at < full.size() && (static_cast<unsigned char>(full[at]) & 0xC0) == 0x80) ++at;
-  std::size_t end = at;
-  for (int characters = 0; characters < 3; ++characters) {
-    do ++end;
-    while (end < full.size() && (static_cast<unsigned char>(full[end]) & 0xC0) == 0x80);
+  const std::vector<std::int32_t> prompt = shared_tiny_model()->tokenizer().encode("a stop");
+  const json base = with(completion_of(prompt), {{"max_tokens", 60}, {"logprobs", 2}});
+  // How much of the text each token has decided. Many of its bytes are no text by themselves: U+FFFD stands for them.
+  std::string full;
+  std::vector<std::size_t> decided;
+  engine::Detokenizer detokenizer(shared_tiny_model()->tokenizer());
+  for (const std::int32_t token : greedy(prompt, 60)) {
+    full += detokenizer.push(token);
+    decided.push_back(full.size() + detokenizer.held());
   }
-  const std::string stop = full.substr(at, end - at);
-  const std::string expected = full.substr(0, full.find(stop));
-  for (const bool stream : {false, true}) {
-    const Reply reply = client.post("/v1/completions", with(base, {{"stop", {"never", stop}}, {"stream", stream}}));
-    const std::vector<json> events = stream ? events_of(reply.body) : std::vector<json>{reply.json()};
-    std::string text;
-    std::size_t told = 0;
-    for (const json& event : events) {
-      const json& choice = event.at("choices").at(0);
-      text += choice.at("text").get<std::string>();
-      if (!choice.at("logprobs").is_null()) told += choice.at("logprobs").at("tokens").size();
+  ASSERT_NE(full.find("\xEF\xBF\xBD"), std::string::npos);
+  const auto next_character = [&](std::size_t at) {
+    do ++at;
+    while (at < full.size() && (static_cast<unsigned char>(full[at]) & 0xC0) == 0x80);
+    return at;
+  };
+  int tried = 0;
+  for (std::size_t at = next_character(0); at + 12 < full.size(); at = next_character(next_character(at))) {
+    const std::string stop = full.substr(at, next_character(next_character(next_character(at))) - at);
+    if (full.find(stop) != at) continue;
+    ++tried;
+    const auto num_before = std::ranges::count_if(decided, [&](std::size_t bytes) { return bytes <= at; });
+    for (const bool stream : {false, true}) {
+      const Reply reply = client.post("/v1/completions", with(base, {{"stop", {"never", stop}}, {"stream", stream}}));
+      const std::vector<json> events = stream ? events_of(reply.body) : std::vector<json>{reply.json()};
+      std::string text;
+      std::int64_t told = 0;
+      for (const json& event : events) {
+        const json& choice = event.at("choices").at(0);
+        text += choice.at("text").get<std::string>();
+        if (!choice.at("logprobs").is_null()) {
+          told += static_cast<std::int64_t>(choice.at("logprobs").at("tokens").size());
+        }
+      }
+      EXPECT_EQ(text, full.substr(0, at)) << stream;
+      EXPECT_EQ(events.back().at("choices").at(0).at("finish_reason"), "stop");
+      EXPECT_EQ(told, num_before) << "all tokens that lie before it are told, and no other; at " << at;
     }
-    EXPECT_EQ(text, expected) << stream;
-    EXPECT_EQ(events.back().at("choices").at(0).at("finish_reason"), "stop");
-    // Only tokens that lie before it are told.
-    EXPECT_GT(told, 0U);
-    EXPECT_LE(told, text.size());
   }
+  EXPECT_GT(tried, 8);
 }
 
 TEST(Server, LogprobsAreConsistentInAllForms) {
@@ -219,6 +233,36 @@ TEST(Server, EchoTellsThePromptToo) {
                          .json();
   EXPECT_EQ(score.at("choices").at(0).at("text"), "the echo");
   EXPECT_EQ(score.at("choices").at(0).at("logprobs").at("tokens").size(), prompt_tokens);
+  EXPECT_EQ(score.at("usage").at("completion_tokens"), 0);
+  EXPECT_EQ(score.at("usage").at("total_tokens"), prompt_tokens);
+}
+
+TEST(Server, EveryChoiceTellsThePrompt) {
+  TestServer server;
+  const json body =
+      with(completion_of({"one", "the other"}), {{"n", 3}, {"echo", true}, {"logprobs", 2}, {"temperature", 1}});
+  for (const bool stream : {false, true}) {
+    const Reply reply = server.client().post("/v1/completions", with(body, {{"stream", stream}}));
+    const std::vector<json> events = stream ? events_of(reply.body) : std::vector<json>{reply.json()};
+    std::map<int, json> first;  // logprobs of each choice
+    for (const json& event : events) {
+      for (const json& choice : event.at("choices")) {
+        if (!choice.at("logprobs").is_null()) first.try_emplace(choice.at("index"), choice.at("logprobs"));
+      }
+    }
+    ASSERT_EQ(first.size(), 6U);
+    for (int i = 0; i < 6; ++i) {
+      const json& expected = first.at(i / 3 * 3);
+      const std::size_t prompt_tokens = shared_tiny_model()->tokenizer().encode(i < 3 ? "one" : "the other").size();
+      ASSERT_GT(prompt_tokens, 1U);
+      for (const std::string list : {"tokens", "token_logprobs", "top_logprobs", "text_offset"}) {
+        ASSERT_GE(first.at(i).at(list).size(), prompt_tokens) << list << " of choice " << i;
+        for (std::size_t place = 0; place < prompt_tokens; ++place) {
+          EXPECT_EQ(first.at(i).at(list).at(place), expected.at(list).at(place)) << list << " of choice " << i;
+        }
+      }
+    }
+  }
 }
 
 TEST(Server, BiasDecides) {
@@ -230,6 +274,9 @@ TEST(Server, BiasDecides) {
   const Reply refused = server.client().post("/v1/completions", wrong);
   EXPECT_EQ(refused.status, 400);
   EXPECT_EQ(refused.json().at("error").at("param"), "logit_bias");
+  const json twice = with(completion_of("bias"), {{"logit_bias", {{"5", 1}, {"05", 2}}}});
+  EXPECT_EQ(server.client().post("/v1/completions", twice).json().at("error").at("message"),
+            "logit_bias: the key \"05\" is not a token id");
 }
 
 TEST(Server, TokenizesThereAndBack) {
@@ -259,7 +306,8 @@ TEST(Server, RefusesInOpenaisShape) {
   EXPECT_EQ(client.post_text("/v1/completions", "{\"model\":").json().at("error").at("type"), "invalid_request_error");
   EXPECT_EQ(client.post_text("/v1/completions", "\xFF\xFE").status, 400);
   EXPECT_EQ(client.post_text("/v1/completions", std::string(100'000, '[')).status, 400);
-  client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}");
+  client.send(
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}");
   EXPECT_EQ(client.read_reply().status, 415);
 }
 

@@ -1,7 +1,10 @@
 // The log: one line an event, whatever is in the values.
 #include "server/log.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -52,6 +55,29 @@ TEST(Log, AFileThatCannotBeOpenedIsRefused) {
     EXPECT_EQ(error.code(), ErrorCode::io);
     EXPECT_TRUE(std::string(error.what()).starts_with("/no/such/folder/log: "));
   }
+}
+
+TEST(Log, APipeThatNobodyReadsIsRefusedAtOnce) {
+  const std::string path = testing::TempDir() + "headwater_log_test.fifo";
+  std::remove(path.c_str());
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  try {
+    const Log log(path);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::io);
+    EXPECT_TRUE(std::string(error.what()).ends_with("nobody reads this pipe")) << error.what();
+  }
+  const int reader = open(path.c_str(), O_RDONLY | O_NONBLOCK);
+  {
+    Log log(path);
+    log.info("heard");
+  }
+  char line[64] = {};
+  EXPECT_GT(read(reader, line, sizeof line - 1), 0);
+  EXPECT_NE(std::string(line).find("info heard\n"), std::string::npos) << line;
+  close(reader);
+  std::remove(path.c_str());
 }
 
 }  // namespace
