@@ -8,96 +8,10 @@
 #include <optional>
 #include <utility>
 
-#include "bindings.h"
+#include "run_args.h"
 
 namespace headwater::python {
 namespace {
-
-/// Imported arrays of one attention call. What depends on a plan is checked at each run; the rest is done once.
-struct PyRunArgs {
-  Rows q;
-  std::vector<Cache> caches;
-  Rows out;
-  std::optional<Lse> lse;
-  Array alibi_slopes;
-  Array sinks;
-  ScaleArg k_scale;
-  ScaleArg v_scale;
-  bool include_sink = true;
-  std::optional<Isa> isa;
-};
-
-struct Optional {
-  nb::handle lse;
-  nb::handle alibi_slopes;
-  nb::handle sinks;
-  nb::handle k_scale;
-  nb::handle v_scale;
-};
-
-void import_caches(PyRunArgs& a, nb::handle kv, bool nhd) {
-  if (!nb::isinstance<nb::list>(kv)) {
-    a.caches.emplace_back(kv, "kv", nhd, Array::Access::read);
-    return;
-  }
-  std::size_t i = 0;
-  for (nb::handle level : nb::borrow<nb::list>(kv)) {
-    a.caches.emplace_back(level, "kv[" + std::to_string(i++) + "]", nhd, Array::Access::read);
-  }
-  if (a.caches.empty()) refuse("kv is an empty list, expected a cache for each level");
-}
-
-/// Everything but q and out.
-void import_rest(PyRunArgs& a, nb::handle kv, const std::string& kv_layout, const Optional& given,
-                 const std::string& lse_base, bool include_sink, const std::optional<std::string>& isa) {
-  import_caches(a, kv, parse_nhd(kv_layout));
-  const LseBase base = parse_base(lse_base, "lse_base");
-  if (!given.lse.is_none()) a.lse.emplace(given.lse, "lse", base, Array::Access::write);
-  if (!given.alibi_slopes.is_none()) a.alibi_slopes = Array(given.alibi_slopes, "alibi_slopes");
-  if (!given.sinks.is_none()) a.sinks = Array(given.sinks, "sinks");
-  if (a.alibi_slopes.given()) (void)a.alibi_slopes.floats();
-  if (a.sinks.given()) (void)a.sinks.floats();
-  a.k_scale = ScaleArg(given.k_scale, "k_scale");
-  a.v_scale = ScaleArg(given.v_scale, "v_scale");
-  a.include_sink = include_sink;
-  if (isa) a.isa = parse_isa(*isa, "isa");
-}
-
-void check_rows_of(const Rows& rows, std::int64_t num_rows, int heads, int head_dim) {
-  rows.array.expect_shape(0, num_rows, "rows of the plan");
-  rows.array.expect_shape(1, heads, "num_qo_heads");
-  rows.array.expect_shape(2, head_dim, "head_dim");
-}
-
-void check_heads_vector(const Array& a, int heads) {
-  if (a.given()) a.expect_shape(0, heads, "num_qo_heads");
-}
-
-void check_shapes(const PyPlan& plan, const PyRunArgs& a) {
-  const AttentionShape& shape = plan.shape;
-  const std::int64_t rows = plan.plan.stats().num_rows;
-  check_rows_of(a.q, rows, shape.num_qo_heads, shape.head_dim_qk);
-  check_rows_of(a.out, rows, shape.num_qo_heads, shape.head_dim_vo);
-  if (a.lse) {
-    a.lse->array.expect_shape(0, rows, "rows of the plan");
-    a.lse->array.expect_shape(1, shape.num_qo_heads, "num_qo_heads");
-  }
-  check_heads_vector(a.alibi_slopes, shape.num_qo_heads);
-  check_heads_vector(a.sinks, shape.num_qo_heads);
-  for (const Cache& cache : a.caches) {
-    const bool same = cache.num_kv_heads == shape.num_kv_heads && cache.head_dim_qk == shape.head_dim_qk &&
-                      cache.head_dim_vo == shape.head_dim_vo;
-    if (same) continue;
-    refuse(cache.k.name() + " has " + std::to_string(cache.num_kv_heads) + " KV heads of sizes " +
-           std::to_string(cache.head_dim_qk) + " and " + std::to_string(cache.head_dim_vo) + " (k and v), expected " +
-           std::to_string(shape.num_kv_heads) + " of " + std::to_string(shape.head_dim_qk) + " and " +
-           std::to_string(shape.head_dim_vo) + " as the plan");
-  }
-}
-
-const float* pointer_of(const Array& a) noexcept {
-  return a.given() ? static_cast<const float*>(a.data()) : nullptr;
-}
 
 /// Gives the workspace back whatever happens.
 class Loan {
@@ -120,22 +34,11 @@ cpu::RunOutcome run_prepared(PyPlan& plan, const PyRunArgs& a, nb::handle worksp
   const std::span<std::byte> bytes = memory.given() ? memory.bytes() : std::span<std::byte>{};
   const std::shared_lock shared(plan.in_use, std::try_to_lock);
   if (!shared.owns_lock()) refuse("plan is being updated by another thread, expected nobody to change it");
-  check_shapes(plan, a);
-
-  std::vector<KvCache> caches;
-  caches.reserve(plan.num_levels);
-  for (const Cache& cache : a.caches) caches.push_back(cache.view);
-  if (caches.size() == 1) caches.resize(plan.num_levels, caches.front());  // every level in one pool
+  a.check_shapes(plan.shape, plan.plan.stats().num_rows, "rows of the plan");
+  const std::vector<KvCache> caches = a.views(plan.num_levels);
   cpu::RunArgs args;
-  args.q = a.q.read();
+  a.fill(args);
   args.kv = caches;
-  args.out = a.out.view;
-  if (a.lse) args.lse = a.lse->view;
-  args.alibi_slopes = pointer_of(a.alibi_slopes);
-  args.sinks = pointer_of(a.sinks);
-  args.include_sink = a.include_sink;
-  args.k_scale = a.k_scale.view();
-  args.v_scale = a.v_scale.view();
   args.isa = a.isa;
   if (memory.given()) {
     args.workspace = {bytes.data(), bytes.size()};
@@ -151,13 +54,12 @@ cpu::RunOutcome run_prepared(PyPlan& plan, const PyRunArgs& a, nb::handle worksp
 /// What `count` runs take without Python, nanoseconds: for bench/python_overhead.py.
 double time_runs(PyPlan& plan, const PyRunArgs& a, nb::handle executor, int count) {
   Executor& workers = executor_of(executor);
-  check_shapes(plan, a);
-  const std::vector<KvCache> caches(plan.num_levels, a.caches.front().view);
+  a.check_shapes(plan.shape, plan.plan.stats().num_rows, "rows of the plan");
+  const std::vector<KvCache> caches = a.views(plan.num_levels);
   const Loan loan(plan);
   cpu::RunArgs args;
-  args.q = a.q.read();
+  a.fill(args);
   args.kv = caches;
-  args.out = a.out.view;
   args.workspace = loan.view();
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < count; ++i) cpu::run(plan.plan, args, workers);
@@ -174,26 +76,12 @@ nb::object run(PyPlan& plan, nb::object q, nb::object kv, nb::object out, nb::ob
   if (out.is_none()) out = empty_like(q, {rows, a.q.heads(), plan.shape.head_dim_vo}, plan.shape.out_dtype);
   a.out = Rows(out, "out", Array::Access::write);
   if (return_lse && lse.is_none()) lse = empty_like(q, {rows, a.q.heads()}, DType::f32);
-  import_rest(a, kv, kv_layout, {lse, alibi_slopes, sinks, k_scale, v_scale}, lse_base, include_sink, isa);
+  a.import_rest(kv, kv_layout, {lse, alibi_slopes, sinks, k_scale, v_scale}, lse_base, include_sink, kHost);
+  if (isa) a.isa = parse_isa(*isa, "isa");
   run_prepared(plan, a, workspace, executor);
   if (!return_lse) return out;
   return nb::make_tuple(out, lse);
 }
-
-const char* const kArgsDoc =
-    "  q: [rows, num_qo_heads, head_dim], q_dtype.\n"
-    "  kv: one layer's cache, kv_dtype: [pages, 2, page_size, num_kv_heads, head_dim] (NHD), or a tuple (k, v) of\n"
-    "    [pages, page_size, num_kv_heads, head_dim]; HND has page_size and num_kv_heads the other way round. Any "
-    "strides\n"
-    "    with a contiguous head_dim: side by side per token, or v a view of k. With levels: a list, one cache a level, "
-    "or\n"
-    "    one for all.\n"
-    "  out: [rows, num_qo_heads, head_dim_vo], out_dtype, written.\n"
-    "  lse: float32 [rows, num_qo_heads] or None, written: log-sum-exp of the scores, base \"two\" or \"natural\".\n"
-    "  alibi_slopes, sinks: float32 [num_qo_heads], with the options of these names. Sinks are natural-log logits,\n"
-    "    added to the denominator; include_sink=False leaves them out (a range that is merged elsewhere).\n"
-    "  k_scale, v_scale: None, a number, or float32 [1] or [num_kv_heads]: multiply k and v.\n"
-    "  isa: force an instruction-set level.\n";
 
 }  // namespace
 
@@ -209,7 +97,7 @@ void bind_attention(nb::module_& m) {
       std::string(
           "Arrays of an attention call, imported and checked once, for callers that run the same buffers step after\n"
           "step: `run(plan, args)`. Keeps the arrays alive; their memory must not be resized.\n\nArgs:\n") +
-      kArgsDoc;
+      kRunArgsDoc;
   nb::class_<PyRunArgs>(m, "RunArgs", args_doc.c_str())
       .def(
           "__init__",
@@ -219,7 +107,8 @@ void bind_attention(nb::module_& m) {
             PyRunArgs a;
             a.q = Rows(q, "q", Array::Access::read);
             a.out = Rows(out, "out", Array::Access::write);
-            import_rest(a, kv, kv_layout, {lse, alibi_slopes, sinks, k_scale, v_scale}, lse_base, include_sink, isa);
+            a.import_rest(kv, kv_layout, {lse, alibi_slopes, sinks, k_scale, v_scale}, lse_base, include_sink, kHost);
+            if (isa) a.isa = parse_isa(*isa, "isa");
             new (self) PyRunArgs(std::move(a));
           },
           nb::arg("q").none(), nb::arg("kv").none(), nb::arg("out").none(), nb::kw_only(), nb::arg("lse") = nb::none(),
@@ -236,7 +125,7 @@ void bind_attention(nb::module_& m) {
           "results over shared pages are merged by log-sum-exp. A row without a visible key gives 0 and "
           "-inf.\n\nArgs:\n"
           "  plan: for these requests.\n") +
-      kArgsDoc +
+      kRunArgsDoc +
       "  workspace: bytes, aligned to 64, at least plan.workspace_size(); None: the plan has its own.\n"
       "  executor: ThreadPool, SerialExecutor or None (one pool for the process).\n\n"
       "Returns:\n  out (made in q's framework where None was given), or (out, lse) with return_lse.\n\n"

@@ -7,6 +7,9 @@
 #include <memory>
 
 #include "bindings.h"
+#ifdef HEADWATER_PYTHON_CUDA
+#include "cuda.h"
+#endif
 
 namespace headwater::python {
 namespace {
@@ -118,6 +121,11 @@ NB_MODULE(_core, m) {
   bind_attention(m);
   bind_states(m);
   bind_cache(m);
+#ifdef HEADWATER_PYTHON_CUDA
+  nb::module_ device = m.def_submodule("cuda", "The CUDA back end; import it from `headwater.cuda`.");
+  bind_cuda_plans(device);
+  bind_cuda_calls(device);
+#endif
 
   m.def(
       "detect_isa", [] { return std::string(name_of(cpu::detect_isa())); },

@@ -1,46 +1,14 @@
 // Merging of partial states, and writing to the cache.
+#include "states.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
 #include <utility>
 #include <vector>
 
-#include "bindings.h"
-
 namespace headwater::python {
 namespace {
-
-/// A pair (v, s), read; its shapes agree.
-struct State {
-  Rows v;
-  Lse s;
-  State(nb::handle v_object, const char* v_name, nb::handle s_object, const char* s_name, LseBase base)
-      : v(v_object, v_name, Array::Access::read), s(s_object, s_name, base, Array::Access::read) {
-    s.array.expect_shape(0, v.rows(), "rows of v");
-    s.array.expect_shape(1, v.heads(), "heads of v");
-  }
-};
-
-/// Outputs [rows, heads, head_dim] and [rows, heads], made where None was given.
-struct Result {
-  nb::object v_object;
-  nb::object s_object;
-  Rows v;
-  Lse s;
-  Result(nb::object out_v, nb::object out_s, nb::handle like_v, nb::handle like_s, std::int64_t rows, const Rows& in,
-         LseBase base)
-      : v_object(out_v.is_none() ? empty_like(like_v, {rows, in.heads(), in.head_dim()}, in.view.dtype) : out_v),
-        s_object(out_s.is_none() ? empty_like(like_s, {rows, in.heads()}, DType::f32) : out_s),
-        v(v_object, "out_v", Array::Access::write),
-        s(s_object, "out_s", base, Array::Access::write) {
-    v.array.expect_shape(0, rows, "rows");
-    v.array.expect_shape(1, in.heads(), "heads of v");
-    v.array.expect_shape(2, in.head_dim(), "head_dim of v");
-    s.array.expect_shape(0, rows, "rows");
-    s.array.expect_shape(1, in.heads(), "heads of v");
-  }
-  [[nodiscard]] nb::tuple pair() const { return nb::make_tuple(v_object, s_object); }
-};
 
 nb::tuple merge_state(nb::object v_a, nb::object s_a, nb::object v_b, nb::object s_b, nb::object out_v,
                       nb::object out_s, const std::string& lse_base, nb::object executor) {
@@ -102,6 +70,33 @@ void append_kv(nb::object kv, nb::object k, nb::object v, nb::object token_slots
 void copy_pages(nb::object kv, nb::sequence copies, const std::string& kv_layout, nb::object executor) {
   Executor& workers = executor_of(executor);
   const Cache cache(kv, "kv", parse_nhd(kv_layout), Array::Access::write);
+  const std::vector<cpu::PageCopy> list = page_copies(copies);
+  const nb::gil_scoped_release release;
+  cpu::copy_pages(cache.view, list, cache.num_kv_heads, cache.head_dim_qk, cache.head_dim_vo, workers);
+}
+
+}  // namespace
+
+State::State(nb::handle v_object, const char* v_name, nb::handle s_object, const char* s_name, LseBase base, int device)
+    : v(v_object, v_name, Array::Access::read, device), s(s_object, s_name, base, Array::Access::read, device) {
+  s.array.expect_shape(0, v.rows(), "rows of v");
+  s.array.expect_shape(1, v.heads(), "heads of v");
+}
+
+Result::Result(nb::object out_v, nb::object out_s, nb::handle like_v, nb::handle like_s, std::int64_t rows,
+               const Rows& in, LseBase base, int device)
+    : v_object(out_v.is_none() ? empty_like(like_v, {rows, in.heads(), in.head_dim()}, in.view.dtype) : out_v),
+      s_object(out_s.is_none() ? empty_like(like_s, {rows, in.heads()}, DType::f32) : out_s),
+      v(v_object, "out_v", Array::Access::write, device),
+      s(s_object, "out_s", base, Array::Access::write, device) {
+  v.array.expect_shape(0, rows, "rows");
+  v.array.expect_shape(1, in.heads(), "heads of v");
+  v.array.expect_shape(2, in.head_dim(), "head_dim of v");
+  s.array.expect_shape(0, rows, "rows");
+  s.array.expect_shape(1, in.heads(), "heads of v");
+}
+
+std::vector<cpu::PageCopy> page_copies(nb::handle copies) {
   std::vector<cpu::PageCopy> list;
   for (nb::handle item : copies) {
     std::int64_t n[3] = {};
@@ -115,11 +110,8 @@ void copy_pages(nb::object kv, nb::sequence copies, const std::string& kv_layout
     }
     list.push_back({static_cast<std::int32_t>(n[0]), static_cast<std::int32_t>(n[1]), static_cast<std::int32_t>(n[2])});
   }
-  const nb::gil_scoped_release release;
-  cpu::copy_pages(cache.view, list, cache.num_kv_heads, cache.head_dim_qk, cache.head_dim_vo, workers);
+  return list;
 }
-
-}  // namespace
 
 void bind_states(nb::module_& m) {
   m.def("merge_state", &merge_state, nb::arg("v_a").none(), nb::arg("s_a").none(), nb::arg("v_b").none(),

@@ -11,10 +11,6 @@ namespace {
 
 using Code = nb::dlpack::dtype_code;
 
-std::string type_of(nb::handle object) {
-  return nb::cast<std::string>(object.type().attr("__name__"));
-}
-
 std::string text_of(nb::dlpack::dtype type) {
   const auto bits = std::to_string(type.bits);
   switch (static_cast<Code>(type.code)) {
@@ -35,30 +31,8 @@ std::string text_of(nb::dlpack::dtype type) {
   }
 }
 
-const char* device_name(int type) {
-  switch (type) {
-    case nb::device::cuda::value:
-      return "CUDA device";
-    case nb::device::metal::value:
-      return "Metal device";
-    case nb::device::rocm::value:
-      return "ROCm device";
-    default:
-      return "device of DLPack type";
-  }
-}
-
 bool is(nb::dlpack::dtype type, Code code, int bits) {
   return type.code == static_cast<std::uint8_t>(code) && type.bits == bits && type.lanes == 1;
-}
-
-[[noreturn]] void refuse_import(nb::handle object, const std::string& name) {
-  if (nb::hasattr(object, "requires_grad") && nb::cast<bool>(nb::bool_(object.attr("requires_grad")))) {
-    refuse(name + " requires a gradient, which is not computed here: pass " + name + ".detach()");
-  }
-  refuse(name + " is of type " + type_of(object) +
-         ", expected an array with DLPack or the buffer protocol (numpy, torch, jax, array.array) whose strides are "
-         "whole elements");
 }
 
 template <typename E>
@@ -84,29 +58,14 @@ void refuse(const std::string& message) {
   throw Error(ErrorCode::invalid_argument, message);
 }
 
-Array::Array(nb::handle object, std::string name, Access access) : name_(std::move(name)) {
-  if (access == Access::write) {
-    // jax exports its immutable arrays as writable.
-    const auto module = nb::cast<std::string>(object.type().attr("__module__"));
-    if (module.starts_with("jax")) refuse(name_ + " is a jax array, which is read-only, expected one to write to");
-    nb::ndarray<> writable;
-    if (nb::try_cast(object, writable, false)) {
-      array_ = nb::ndarray<nb::ro>(writable);
-    } else if (nb::try_cast(object, array_, false)) {
-      refuse(name_ + " is read-only, expected an array to write to");
-    } else {
-      refuse_import(object, name_);
-    }
-  } else if (!nb::try_cast(object, array_, false)) {
-    refuse_import(object, name_);
-  }
-  if (!array_.is_valid()) refuse_import(object, name_);
-  const int device = array_.device_type();
-  if (device != nb::device::cpu::value && device != nb::device::cuda_host::value) {
-    refuse(name_ + " is on " + device_name(device) + " " +
-           std::to_string(device == nb::device::cuda::value ? array_.device_id() : device) +
-           ", expected the CPU: this build has no back end for it");
-  }
+int Array::device() const noexcept {
+  return device_type_ == nb::device::cpu::value || device_type_ == nb::device::cuda_host::value ? kHost : device_id_;
+}
+
+std::int64_t Array::size() const noexcept {
+  std::int64_t count = 1;
+  for (std::size_t i = 0; i < rank_; ++i) count *= shape_[i];
+  return count;
 }
 
 std::string Array::shape_text() const {
@@ -116,7 +75,7 @@ std::string Array::shape_text() const {
 }
 
 DType Array::float_dtype() const {
-  const auto type = array_.dtype();
+  const auto type = dtype_;
   if (is(type, Code::Float, 32)) return DType::f32;
   if (is(type, Code::Float, 16)) return DType::f16;
   if (is(type, Code::Bfloat, 16) || is(type, Code::UInt, 16)) return DType::bf16;
@@ -153,32 +112,35 @@ void Array::expect_contiguous_rows() const {
   }
 }
 
+void Array::expect_int32_rows() const {
+  if (!is(dtype_, Code::Int, 32)) refuse(name_ + " has dtype " + text_of(dtype_) + ", expected int32");
+  expect_contiguous_rows();
+}
+
 void Array::expect_vector(Code code, int bits, const char* expected) const {
-  const auto type = array_.dtype();
+  const auto type = dtype_;
   if (!is(type, code, bits)) refuse(name_ + " has dtype " + text_of(type) + ", expected " + expected);
   if (rank() != 1) refuse(name_ + " has shape " + shape_text() + ", expected one dimension");
   if (shape(0) > 1 && stride(0) != 1) {
     refuse(name_ + " has stride " + std::to_string(stride(0)) + ", expected 1 (contiguous)");
   }
   const auto misaligned = reinterpret_cast<std::uintptr_t>(data()) % static_cast<std::uintptr_t>(bits / 8);
-  if (shape(0) > 0 && (data() == nullptr || misaligned != 0)) {
-    refuse(name_ + (data() == nullptr ? " has no memory" : " is not aligned to its elements"));
-  }
+  if (size() > 0 && misaligned != 0) refuse(name_ + " is not aligned to its elements");
 }
 
 std::span<const std::int32_t> Array::int32s() const {
   expect_vector(Code::Int, 32, "int32");
-  return {static_cast<const std::int32_t*>(data()), static_cast<std::size_t>(shape(0))};
+  return {static_cast<const std::int32_t*>(data()), static_cast<std::size_t>(size())};
 }
 
 std::span<const std::int64_t> Array::int64s() const {
   expect_vector(Code::Int, 64, "int64");
-  return {static_cast<const std::int64_t*>(data()), static_cast<std::size_t>(shape(0))};
+  return {static_cast<const std::int64_t*>(data()), static_cast<std::size_t>(size())};
 }
 
 std::span<const float> Array::floats() const {
   expect_vector(Code::Float, 32, "float32");
-  return {static_cast<const float*>(data()), static_cast<std::size_t>(shape(0))};
+  return {static_cast<const float*>(data()), static_cast<std::size_t>(size())};
 }
 
 std::span<std::byte> Array::bytes() const {
@@ -187,16 +149,18 @@ std::span<std::byte> Array::bytes() const {
     if (shape(i) > 1 && stride(i) != count) refuse(name_ + " is not contiguous");
     count *= shape(i);
   }
-  return {static_cast<std::byte*>(data()), array_.nbytes()};
+  return {static_cast<std::byte*>(data()), static_cast<std::size_t>(count) * dtype_.bits / 8};
 }
 
-Rows::Rows(nb::handle object, const char* name, Array::Access access) : array(object, name, access) {
+Rows::Rows(nb::handle object, const char* name, Array::Access access, int device)
+    : array(object, name, access, device) {
   array.expect_rank(3, "[rows, heads, head_dim]");
   array.expect_contiguous_rows();
   view = {array.data(), array.float_dtype(), array.stride(0), array.stride(1)};
 }
 
-Lse::Lse(nb::handle object, const char* name, LseBase base, Array::Access access) : array(object, name, access) {
+Lse::Lse(nb::handle object, const char* name, LseBase base, Array::Access access, int device)
+    : array(object, name, access, device) {
   array.expect_rank(2, "[rows, heads]");
   if (array.float_dtype() != DType::f32) {
     refuse(array.name() + " has dtype " + std::string(name_of(array.float_dtype())) + ", expected float32");
@@ -214,11 +178,11 @@ PagedTensor paged(const Array& a, std::size_t page, std::size_t token, std::size
 
 }  // namespace
 
-Cache::Cache(nb::handle object, const std::string& name, bool nhd, Array::Access access) {
+Cache::Cache(nb::handle object, const std::string& name, bool nhd, Array::Access access, int device) {
   if (nb::isinstance<nb::tuple>(object)) {
     if (nb::len(object) != 2) refuse(name + " is a tuple of " + std::to_string(nb::len(object)) + ", expected (k, v)");
-    k = Array(object[0], name + "[0]", access);
-    v = Array(object[1], name + "[1]", access);
+    k = Array(object[0], name + "[0]", access, device);
+    v = Array(object[1], name + "[1]", access, device);
     const char* layout = nhd ? "[pages, page_size, kv_heads, head_dim]" : "[pages, kv_heads, page_size, head_dim]";
     const std::size_t token = nhd ? 1 : 2;
     const std::size_t head = nhd ? 2 : 1;
@@ -238,7 +202,7 @@ Cache::Cache(nb::handle object, const std::string& name, bool nhd, Array::Access
     head_dim_vo = static_cast<int>(v.shape(3));
     return;
   }
-  k = Array(object, name, access);
+  k = Array(object, name, access, device);
   k.expect_rank(5, nhd ? "[pages, 2, page_size, kv_heads, head_dim], or a tuple (k, v)"
                        : "[pages, 2, kv_heads, page_size, head_dim], or a tuple (k, v)");
   k.expect_shape(1, 2, "k and v");
@@ -251,16 +215,21 @@ Cache::Cache(nb::handle object, const std::string& name, bool nhd, Array::Access
   head_dim_qk = head_dim_vo = static_cast<int>(k.shape(4));
 }
 
-ScaleArg::ScaleArg(nb::handle object, const char* name) {
+ScaleArg::ScaleArg(nb::handle object, const char* name, int device) {
   if (object.is_none()) return;
   if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) {
+    if (device != kHost) refuse(std::string(name) + " is a number, expected a float32 array on the device");
     const double number = PyFloat_AsDouble(object.ptr());
     if (number == -1.0 && PyErr_Occurred()) throw nb::python_error();
     value = static_cast<float>(number);
     count = 1;
     return;
   }
-  array = Array(object, name);
+  array = Array(object, name, Array::Access::read, device);
+  if (array.rank() == 0 && array.float_dtype() == DType::f32) {  // torch's scalars
+    count = 1;
+    return;
+  }
   const auto values = array.floats();
   if (values.empty() || values.size() > 65'536) {
     refuse(std::string(name) + " has shape " + array.shape_text() + ", expected [1] or [num_kv_heads]");

@@ -1,0 +1,80 @@
+"""The CUDA back end: plans on a device, attention by them, the cache, merging.
+
+    planner = headwater.Planner(headwater.cuda.device_model(shape))
+    plan = planner.plan(shape, batch)                            # page tables: host arrays
+    device_plan = headwater.cuda.DevicePlan(shape, headwater.cuda.Capacity.of(plan))   # once
+    device_plan.upload(plan)                                     # every step
+    headwater.cuda.run(device_plan, q, (k, v), out, workspace=workspace)               # every layer
+
+or, where the device alone knows the page tables, by a DevicePlanner. Arrays are torch's, cupy's or anything with DLPack
+or __cuda_array_interface__, in place. Calls launch on `stream` (torch's or cupy's current one where none is given) and
+return: they neither wait nor allocate, but for DevicePlan and DevicePlanner when these are made.
+"""
+
+import struct as _struct
+from typing import NamedTuple as _NamedTuple
+
+from . import _core
+from ._core import Unsupported as _Unsupported
+
+_NAMES = (
+    "Capacity",
+    "DevicePlan",
+    "DevicePlanner",
+    "RunArgs",
+    "append_kv",
+    "copy_pages",
+    "device_model",
+    "h200_model",
+    "merge_state",
+    "merge_states",
+    "model_for_shape",
+    "num_devices",
+    "run",
+)
+
+BAD_PAGE_ID = 1  # an id outside the pool; its keys count as zeros
+BAD_LENGTH = 2  # a length below 0 or beyond max_blocks; taken as the nearest
+BAD_ROWS = 4  # qo_indptr falls or passes max_rows: nothing is computed
+OVER_CAPACITY = 8  # the shared spans need more items or partial states than there is room for
+
+
+class PlanStatus(_NamedTuple):
+    """What became of the last plan that a DevicePlanner made. With any flag it is flat: nothing is shared."""
+
+    flags: int  #: BAD_PAGE_ID, BAD_LENGTH, BAD_ROWS, OVER_CAPACITY
+    num_spans: int  #: spans split off for several requests; 0: the plan is flat
+    shared_tokens: int  #: summed over spans
+    member_sequences: int  #: summed over spans
+    num_items: int
+    num_partials: int
+
+    SIZE = 32  # bytes
+
+    @classmethod
+    def read(cls, array):
+        """From the host memory that DevicePlanner.copy_status wrote, once that copy is done."""
+        if hasattr(array, "numpy"):  # torch tensors have no buffer protocol
+            array = array.numpy()
+        return cls(*_struct.unpack("=Iiqqii", memoryview(array).cast("B")))
+
+
+def is_built():
+    """Whether this package was built with the CUDA back end. It may be, and there be no device: see num_devices."""
+    return hasattr(_core, "cuda")
+
+
+if is_built():
+    for _name in _NAMES:
+        globals()[_name] = getattr(_core.cuda, _name)
+    __all__ = [*_NAMES, "PlanStatus", "is_built"]
+else:
+    __all__ = ["PlanStatus", "is_built"]
+
+
+def __getattr__(name):
+    if name in _NAMES:
+        raise _Unsupported(
+            f"headwater.cuda.{name}: this package was built without CUDA; `pip install .` builds it where nvcc is found"
+        )
+    raise AttributeError(f"module 'headwater.cuda' has no attribute '{name}'")

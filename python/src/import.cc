@@ -1,0 +1,226 @@
+// Where an argument's memory is. torch tensors are read by their attributes (a microsecond; torch's own DLPack export
+// takes 20), device arrays of others by __cuda_array_interface__ where they have it, all else through DLPack or the
+// buffer protocol. Nothing here waits for a device or orders streams.
+#include <nanobind/stl/string.h>
+
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tensor.h"
+
+namespace headwater::python {
+namespace {
+
+using Code = nb::dlpack::dtype_code;
+
+std::string type_of(nb::handle object) {
+  return nb::cast<std::string>(object.type().attr("__name__"));
+}
+
+/// What is compared with while tensors are read. Made at the first tensor, never freed; guarded by the GIL.
+struct Torch {
+  nb::object tensor;
+  std::vector<std::pair<nb::object, nb::dlpack::dtype>> dtypes;
+};
+
+/// nullptr: nobody imported torch, so no argument is one of its tensors.
+const Torch* torch_if_imported() {
+  static const Torch* known = nullptr;
+  if (known != nullptr) return known;
+  static PyObject* const name = PyUnicode_InternFromString("torch");
+  const nb::object torch = nb::steal(PyImport_GetModule(name));
+  if (!torch.is_valid()) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  if (!nb::hasattr(torch, "Tensor") || !nb::hasattr(torch, "float8_e4m3fn")) return nullptr;  // being imported
+  auto* made = new Torch{torch.attr("Tensor"), {}};
+  const std::pair<const char*, nb::dlpack::dtype> types[] = {
+      {"float16", {static_cast<std::uint8_t>(Code::Float), 16, 1}},
+      {"bfloat16", {static_cast<std::uint8_t>(Code::Bfloat), 16, 1}},
+      {"float32", {static_cast<std::uint8_t>(Code::Float), 32, 1}},
+      {"int32", {static_cast<std::uint8_t>(Code::Int), 32, 1}},
+      {"int64", {static_cast<std::uint8_t>(Code::Int), 64, 1}},
+      {"uint8", {static_cast<std::uint8_t>(Code::UInt), 8, 1}},
+      {"float8_e4m3fn", {static_cast<std::uint8_t>(Code::Float8_E4M3FN), 8, 1}},
+      {"int8", {static_cast<std::uint8_t>(Code::Int), 8, 1}},
+      {"int16", {static_cast<std::uint8_t>(Code::Int), 16, 1}},
+      {"uint16", {static_cast<std::uint8_t>(Code::UInt), 16, 1}},
+      {"float64", {static_cast<std::uint8_t>(Code::Float), 64, 1}},
+      {"bool", {static_cast<std::uint8_t>(Code::Bool), 8, 1}}};
+  for (const auto& [type_name, type] : types) {
+    if (nb::hasattr(torch, type_name)) made->dtypes.emplace_back(torch.attr(type_name), type);
+  }
+  known = made;
+  return known;
+}
+
+[[noreturn]] void refuse_gradient(const std::string& name) {
+  refuse(name + " requires a gradient, which is not computed here: pass " + name + ".detach()");
+}
+
+[[noreturn]] void refuse_type(nb::handle object, const std::string& name) {
+  refuse(name + " is of type " + type_of(object) +
+         ", expected an array with DLPack, the buffer protocol or __cuda_array_interface__ (numpy, torch, jax, cupy, "
+         "array.array) whose strides are whole elements");
+}
+
+const char* device_name(int type) {
+  switch (type) {
+    case nb::device::cuda::value:
+    case nb::device::cuda_managed::value:
+      return "CUDA device";
+    case nb::device::metal::value:
+      return "Metal device";
+    case nb::device::rocm::value:
+      return "ROCm device";
+    default:
+      return "device of DLPack type";
+  }
+}
+
+bool is_host(int type) {
+  return type == nb::device::cpu::value || type == nb::device::cuda_host::value;
+}
+
+bool is_cuda(int type) {
+  return type == nb::device::cuda::value || type == nb::device::cuda_managed::value;
+}
+
+}  // namespace
+
+bool is_torch_tensor(nb::handle object) {
+  const Torch* torch = torch_if_imported();
+  return torch != nullptr && PyObject_IsInstance(object.ptr(), torch->tensor.ptr()) == 1;
+}
+
+void Array::set_rank(std::size_t rank) {
+  if (rank > kMaxRank) {
+    refuse(name_ + " has " + std::to_string(rank) + " dimensions, expected at most " + std::to_string(kMaxRank));
+  }
+  rank_ = rank;
+}
+
+bool Array::import_torch(nb::handle object) {
+  if (!is_torch_tensor(object)) return false;
+  try {
+    if (nb::cast<bool>(object.attr("requires_grad"))) refuse_gradient(name_);
+    if (nb::cast<bool>(object.attr("is_cuda"))) {
+      device_type_ = nb::device::cuda::value;
+      device_id_ = nb::cast<int>(object.attr("get_device")());
+    } else if (!nb::cast<bool>(object.attr("is_cpu"))) {
+      refuse(name_ + " is on device " + nb::cast<std::string>(nb::str(object.attr("device"))) +
+             ", expected the CPU or a CUDA device");
+    }
+    const nb::object type = object.attr("dtype");
+    bool known = false;
+    for (const auto& [torch_type, dlpack_type] : torch_if_imported()->dtypes) {
+      if (!torch_type.is(type)) continue;
+      dtype_ = dlpack_type;
+      known = true;
+      break;
+    }
+    if (!known) refuse(name_ + " has dtype " + nb::cast<std::string>(nb::str(type)) + ", which is not served");
+    const nb::tuple shape(object.attr("shape"));
+    const nb::tuple strides(object.attr("stride")());
+    set_rank(nb::len(shape));
+    for (std::size_t i = 0; i < rank_; ++i) {
+      shape_[i] = nb::cast<std::int64_t>(shape[i]);
+      stride_[i] = nb::cast<std::int64_t>(strides[i]);
+    }
+    data_ = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")()));
+  } catch (const nb::python_error& e) {  // sparse, fake, functional ...
+    refuse(name_ + " is a " + type_of(object) + " without memory that can be read: " + e.what());
+  }
+  owner_ = nb::borrow(object);
+  return true;
+}
+
+bool Array::import_cuda_interface(nb::handle object, Access access) {
+  if (!nb::hasattr(object, "__cuda_array_interface__")) return false;
+  const nb::dict description(object.attr("__cuda_array_interface__"));
+  const auto text = nb::cast<std::string>(description["typestr"]);
+  if (text.size() < 3 || text[0] == '>') return false;
+  const int bytes = std::atoi(text.c_str() + 2);
+  const Code code = text[1] == 'f' ? Code::Float : text[1] == 'i' ? Code::Int : Code::UInt;
+  if ((text[1] != 'f' && text[1] != 'i' && text[1] != 'u') || bytes < 1 || bytes > 8) return false;
+  const nb::tuple shape(description["shape"]);
+  set_rank(nb::len(shape));
+  std::int64_t dense = 1;
+  for (std::size_t i = rank_; i-- > 0;) {
+    shape_[i] = nb::cast<std::int64_t>(shape[i]);
+    stride_[i] = dense;
+    dense *= shape_[i];
+  }
+  if (description.contains("strides") && !description["strides"].is_none()) {
+    const nb::tuple strides(description["strides"]);
+    for (std::size_t i = 0; i < rank_; ++i) {
+      const auto stride = nb::cast<std::int64_t>(strides[i]);
+      if (stride % bytes != 0) refuse_type(object, name_);
+      stride_[i] = stride / bytes;
+    }
+  }
+  const nb::tuple data(description["data"]);
+  if (access == Access::write && nb::cast<bool>(data[1])) {
+    refuse(name_ + " is read-only, expected an array to write to");
+  }
+  data_ = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(data[0]));
+  dtype_ = {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(bytes * 8), 1};
+  device_type_ = nb::device::cuda::value;
+  // The interface does not tell which device; arrays that know have it as cupy does.
+  device_id_ = kAnyDevice;
+  if (nb::hasattr(object, "device") && nb::hasattr(object.attr("device"), "id")) {
+    device_id_ = nb::cast<int>(object.attr("device").attr("id"));
+  }
+  owner_ = nb::borrow(object);
+  return true;
+}
+
+void Array::import_dlpack(nb::handle object, Access access) {
+  nb::ndarray<nb::ro> array;
+  if (access == Access::write) {
+    // jax exports its immutable arrays as writable.
+    const auto module = nb::cast<std::string>(object.type().attr("__module__"));
+    if (module.starts_with("jax")) refuse(name_ + " is a jax array, which is read-only, expected one to write to");
+    nb::ndarray<> writable;
+    if (nb::try_cast(object, writable, false)) {
+      array = nb::ndarray<nb::ro>(writable);
+    } else if (nb::try_cast(object, array, false)) {
+      refuse(name_ + " is read-only, expected an array to write to");
+    }
+  } else {
+    (void)nb::try_cast(object, array, false);
+  }
+  if (!array.is_valid()) refuse_type(object, name_);
+  set_rank(array.ndim());
+  for (std::size_t i = 0; i < rank_; ++i) {
+    shape_[i] = static_cast<std::int64_t>(array.shape(i));
+    stride_[i] = array.stride(i);
+  }
+  data_ = const_cast<void*>(array.data());
+  dtype_ = array.dtype();
+  device_type_ = array.device_type();
+  device_id_ = array.device_id();
+  dlpack_ = std::move(array);
+}
+
+Array::Array(nb::handle object, std::string name, Access access, int device) : name_(std::move(name)) {
+  const bool imported = import_torch(object) || (device != kHost && import_cuda_interface(object, access));
+  if (!imported) import_dlpack(object, access);
+  given_ = true;
+  if (data_ == nullptr && size() > 0) refuse(name_ + " has no memory (it was freed)");
+  if (device == kAnyDevice) return;
+  const bool here = device == kHost ? is_host(device_type_)
+                                    : is_cuda(device_type_) && (device_id_ == device || device_id_ == kAnyDevice);
+  if (here) return;
+  const std::string got = is_host(device_type_) ? "the CPU"
+                                                : std::string(device_name(device_type_)) + " " +
+                                                      std::to_string(is_cuda(device_type_) ? device_id_ : device_type_);
+  refuse(name_ + " is on " + got + ", expected " +
+         (device == kHost ? "the CPU (headwater.cuda serves CUDA devices)"
+                          : "CUDA device " + std::to_string(device) + ", as the plan"));
+}
+
+}  // namespace headwater::python
