@@ -1,4 +1,4 @@
-"""torch tensors as arrays that the bindings import: detached, fp8 as its bits."""
+"""torch tensors as arrays that the bindings import, and the library's names of torch's types."""
 
 import torch
 
@@ -11,11 +11,8 @@ _NAMES = {
 
 
 def plain(tensor):
-    """`tensor` without autograd, float8 viewed as uint8 (what stands for it in the bindings); None stays None."""
-    if tensor is None:
-        return None
-    tensor = tensor.detach()
-    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+    """`tensor` without autograd; None stays None."""
+    return tensor.detach() if tensor is not None and tensor.requires_grad else tensor
 
 
 def dtype_name(dtype, argument):

@@ -1,15 +1,23 @@
 """FlashInfer's cascade and paged wrappers by Headwater: `import headwater.flashinfer as flashinfer`.
 
 Arguments, layouts and defaults are FlashInfer's (0.6); what it accepts and gets wrong is right here or refused. CPU
-tensors. Differences: docs/python.md. Log-sum-exps are float32, base 2, [rows, heads].
+and CUDA tensors: the device is that of float_workspace_buffer, or of the page tables where none is given. Differences:
+docs/python.md. Log-sum-exps are float32, base 2, [rows, heads].
 """
 
 import torch
 
-from . import _core
+from . import _core, cuda
+from ._device_runner import DeviceRunner
 from ._torch_arrays import dtype_name, plain
 
 _LARGEST_PAGE = 64
+_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+def _on_host(*tensors):
+    """Page tables where the host can read them; what lies on a device is copied, which waits for it, as FlashInfer does."""
+    return [t.cpu() for t in tensors]
 
 
 def _shape(num_qo_heads, num_kv_heads, head_dim, q_type, kv_type, out_type=None):
@@ -58,31 +66,77 @@ def _check_layout(kv_layout):
 
 
 class _Wrapper:
-    """What the wrappers share: a planner, the latest plan."""
+    """What the wrappers share: a planner, the latest plan, and where it runs."""
 
-    def __init__(self, float_workspace_buffer, kv_layout, use_cuda_graph=False):
+    def __init__(self, float_workspace_buffer, kv_layout, use_cuda_graph=False, index_buffers=()):
         self._kv_layout = _check_layout(kv_layout)
         self._use_cuda_graph = bool(use_cuda_graph)
-        self._workspace = float_workspace_buffer
-        self._planner = _core.Planner()
+        self._device = getattr(float_workspace_buffer, "device", None)
+        self._index_buffers = [b for b in index_buffers if b is not None]
+        self._planner = None
         self._plan = None
+        self._runner = None
+        self._scales = {}
 
     @property
     def is_cuda_graph_enabled(self):
-        """What the constructor was told; on the CPU it changes nothing."""
+        """What the constructor was told. If it holds, nothing is allocated after the first plan."""
         return self._use_cuda_graph
 
     def reset_workspace_buffer(self, float_workspace_buffer, *int_workspace_buffers):
-        """Accepted; the plan has its own workspace, of exactly the size that it needs."""
-        self._workspace = float_workspace_buffer
-
-    def _planned(self):
-        if self._plan is None:
-            raise _core.Unsupported("run was called before plan")
-        return self._plan
+        """Accepted; the plan has its own workspace."""
 
     def end_forward(self):
         """Does nothing, as FlashInfer's."""
+
+    def _set_plan(self, shape, batch, options, tables):
+        """Plans on the host; on a CUDA device the plan is in force for what follows on the current stream."""
+        device = self._device or tables.device
+        if device.type == "cpu":
+            self._planner = self._planner or _core.Planner()
+            self._plan = self._planner.plan(shape, batch, options)
+            return
+        self._plan = _core.Planner(cuda.device_model(shape, device=device.index)).plan(shape, batch, options)
+        if self._runner is None:
+            self._runner = DeviceRunner(device, self._graph_capacity() if self._use_cuda_graph else None)
+        try:
+            self._runner.upload(self._plan)
+        except _core.CapacityExceeded as error:
+            raise _core.CapacityExceeded(f"{error}: with use_cuda_graph, plan the largest batch first") from None
+
+    def _graph_capacity(self):
+        """Room for later plans, whose memory a captured graph knows: as many rows, four times the rest."""
+        first = cuda.Capacity.of(self._plan)
+        ids = max([4 * first.max_page_ids, *(b.numel() for b in self._index_buffers)])
+        return cuda.Capacity(first.max_rows, ids, 4 * first.max_items + 1024, 4 * first.max_partials + 1024)
+
+    def _run(self, q, kv, out=None, lse=None, return_lse=False, k_scale=None, v_scale=None, kv_layout=None):
+        if self._plan is None:
+            raise _core.Unsupported("run was called before plan")
+        kv_layout = kv_layout or self._kv_layout
+        q = plain(q)
+        if self._runner is None:
+            return _core.run(
+                self._plan, q, kv, out, lse=lse, return_lse=return_lse, kv_layout=kv_layout, k_scale=k_scale,
+                v_scale=v_scale,
+            )  # fmt: skip
+        shape = self._plan.shape
+        if out is None:
+            out_type = q.dtype if shape.out_dtype == shape.q_dtype else getattr(torch, _TYPES[shape.out_dtype])
+            out = q.new_empty((q.shape[0], q.shape[1], shape.head_dim_vo), dtype=out_type)
+        if return_lse and lse is None:
+            lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+        scales = dict(k_scale=self._scale(k_scale), v_scale=self._scale(v_scale))
+        self._runner.run(q, kv, out, lse, kv_layout=kv_layout, **scales)
+        return (out, lse) if return_lse else out
+
+    def _scale(self, value):
+        """A number as a tensor of the device, kept: a graph reads it again."""
+        if value is None or isinstance(value, torch.Tensor):
+            return value
+        if value not in self._scales:
+            self._scales[value] = torch.full((1,), float(value), dtype=torch.float32, device=self._runner.device)
+        return self._scales[value]
 
 
 class MultiLevelCascadeAttentionWrapper(_Wrapper):
@@ -99,7 +153,7 @@ class MultiLevelCascadeAttentionWrapper(_Wrapper):
         paged_kv_indices_buf_arr=None,
         paged_kv_last_page_len_buf_arr=None,
     ):
-        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph)
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, paged_kv_indices_buf_arr or ())
         if num_levels < 1:
             raise ValueError(f"num_levels = {num_levels}, expected at least 1")
         self._num_levels = num_levels
@@ -135,19 +189,21 @@ class MultiLevelCascadeAttentionWrapper(_Wrapper):
         for name, values in lists.items():
             if len(values) != self._num_levels:
                 raise ValueError(f"{name} has {len(values)} entries, expected {self._num_levels} (num_levels)")
-        num_pages = max(_num_pages(indices) for indices in paged_kv_indices_arr)
-        levels = [_level(*arrays, page_size, num_pages) for arrays in zip(*lists.values())]
-        self._plan = self._planner.plan(
+        tables = [_on_host(*arrays) for arrays in zip(*lists.values())]
+        num_pages = max(_num_pages(indices) for _, _, indices, _ in tables)
+        levels = [_level(*arrays, page_size, num_pages) for arrays in tables]
+        self._set_plan(
             _shape(num_qo_heads, num_kv_heads, head_dim, q_data_type, kv_data_type),
             _core.Batch.from_levels(levels),
             _options(causal, pos_encoding_mode, window_left, logits_soft_cap, sm_scale),
+            paged_kv_indices_arr[0],
         )
 
     begin_forward = plan
 
     def run(self, q, paged_kv_cache):
         """q [rows, Hq, D]; the cache is one 5-D tensor or a tuple (k, v). Returns out [rows, Hq, D]."""
-        return _core.run(self._planned(), plain(q), _cache(paged_kv_cache), kv_layout=self._kv_layout)
+        return self._run(q, _cache(paged_kv_cache))
 
     forward = run
 
@@ -167,7 +223,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         backend="auto",
         jit_args=None,
     ):
-        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph)
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, [paged_kv_indices_buffer])
         if jit_args is not None:
             raise _core.Unsupported("jit_args is given, expected None: there are no custom variants")
 
@@ -196,10 +252,12 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         if data_type is not None:
             q_data_type, kv_data_type = data_type, kv_data_type or data_type
         qo_indptr = torch.arange(indptr.shape[0], dtype=torch.int32)
-        self._plan = self._planner.plan(
+        host = _on_host(indptr, indices, last_page_len)
+        self._set_plan(
             _shape(num_qo_heads, num_kv_heads, head_dim, q_data_type, kv_data_type, o_data_type),
-            _core.Batch(qo_indptr, indptr, indices, last_page_len, page_size=page_size, num_pages=_num_pages(indices)),
+            _core.Batch(qo_indptr, *host, page_size=page_size, num_pages=_num_pages(host[1])),
             _options(True, pos_encoding_mode, window_left, logits_soft_cap, sm_scale),
+            indices,
         )
 
     begin_forward = plan
@@ -208,18 +266,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         """q [B, Hq, D]. Returns out, or (out, lse)."""
         if q_scale is not None:
             k_scale = q_scale if k_scale is None else k_scale * q_scale  # both multiply the scores
-        result = _core.run(
-            self._planned(),
-            plain(q),
-            _cache(paged_kv_cache),
-            out,
-            lse=lse,
-            return_lse=return_lse,
-            kv_layout=self._kv_layout,
-            k_scale=k_scale,
-            v_scale=v_scale,
-        )
-        return result
+        return self._run(q, _cache(paged_kv_cache), out, lse, return_lse, k_scale, v_scale)
 
     forward = run
 
@@ -234,7 +281,7 @@ class _SharedPrefix(_Wrapper):
     """A prefix [S, Hkv, D] that every row attends to, and paged tokens of each request behind it."""
 
     def _begin(self, qo_indptr, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size):
-        self._arrays = (qo_indptr, indptr, indices, last_page_len)
+        self._arrays = _on_host(qo_indptr, indptr, indices, last_page_len)
         self._sizes = (num_qo_heads, num_kv_heads, head_dim)
         self._page_size = page_size
 
@@ -247,7 +294,8 @@ class _SharedPrefix(_Wrapper):
         if v_shared.shape[0] != tokens:
             raise ValueError(f"v_shared has {v_shared.shape[0]} tokens, expected {tokens} as k_shared")
         # The prefix as pages of its own pool, of the greatest size that divides it (pages may be cut between workers).
-        page = max((n for n in range(1, _LARGEST_PAGE + 1) if tokens % n == 0), default=1)
+        sizes = (2**i for i in range(9)) if q.is_cuda else range(1, _LARGEST_PAGE + 1)
+        page = max((n for n in sizes if tokens % n == 0), default=1)
         pages = tokens // page
         shared = tuple(plain(x).unflatten(0, (pages, page)) for x in (k_shared, v_shared))
         rows = int(self._arrays[0][-1])
@@ -257,11 +305,12 @@ class _SharedPrefix(_Wrapper):
             _level(*self._arrays, self._page_size),
         ]
         shape = _shape(*self._sizes, q.dtype, k_shared.dtype)
-        plan = self._planner.plan(shape, _core.Batch.from_levels(levels), options)
+        self._device = q.device
+        self._set_plan(shape, _core.Batch.from_levels(levels), options, q)
         unique = _cache(unique_kv_cache)
         if self._kv_layout == "HND":  # one layout for both levels: the prefix is NHD by its strides
             unique = tuple(x.transpose(1, 2) for x in (unique if isinstance(unique, tuple) else unique.unbind(1)))
-        return _core.run(plan, plain(q), [shared, unique])
+        return self._run(q, [shared, unique], kv_layout="NHD")
 
 
 class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
@@ -340,34 +389,45 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
     run = forward
 
 
+def _merge(v_a, s_a, v_b, s_b, out_v, out_s):
+    where = cuda if v_a.is_cuda else _core
+    where.merge_state(plain(v_a), plain(s_a), plain(v_b), plain(s_b), out_v=plain(out_v), out_s=plain(out_s))
+
+
 def merge_state(v_a, s_a, v_b, s_b):
     """Merges state a of each row with its state b: v [N, H, D], s float32 [N, H]. Returns (v, s)."""
-    return _core.merge_state(plain(v_a), plain(s_a), plain(v_b), plain(s_b))
+    out_v, out_s = v_a.detach().new_empty(v_a.shape), s_a.detach().new_empty(s_a.shape)
+    _merge(v_a, s_a, v_b, s_b, out_v, out_s)
+    return out_v, out_s
 
 
 def merge_state_in_place(v, s, v_other, s_other, mask=None):
     """merge_state into v and s; with mask (bool [N]) only the rows where it holds."""
     if mask is None:
-        _core.merge_state(plain(v), plain(s), plain(v_other), plain(s_other), out_v=plain(v), out_s=plain(s))
+        _merge(v, s, v_other, s_other, v, s)
         return
     if mask.shape != (v.shape[0],):
         raise ValueError(f"mask has shape {list(mask.shape)}, expected [{v.shape[0]}]")
-    rows = mask.bool().nonzero().flatten()
-    merged_v, merged_s = merge_state(v[rows], s[rows], v_other[rows], s_other[rows])
-    v[rows], s[rows] = merged_v, merged_s
+    merged_v, merged_s = merge_state(v, s, v_other, s_other)
+    v.copy_(torch.where(mask.bool()[:, None, None], merged_v, v))
+    s.copy_(torch.where(mask.bool()[:, None], merged_s, s))
 
 
 def merge_states(v, s):
     """Merges K states of each row: v [N, K, H, D], s float32 [N, K, H]. Returns (v [N, H, D], s [N, H])."""
     if v.dim() != 4 or s.shape != v.shape[:3]:
         raise ValueError(f"v, s have shapes {list(v.shape)}, {list(s.shape)}, expected [N, K, H, D] and [N, K, H]")
-    indptr = torch.arange(v.shape[0] + 1, dtype=torch.int32) * v.shape[1]
+    indptr = torch.arange(v.shape[0] + 1, dtype=torch.int32, device=v.device) * v.shape[1]
     return variable_length_merge_states(v.flatten(0, 1), s.flatten(0, 1), indptr)
 
 
 def variable_length_merge_states(v, s, indptr):
     """Merges groups of states: group j's are the rows [indptr[j], indptr[j+1]) of v [N, H, D], s [N, H]."""
-    return _core.merge_states(plain(v), plain(s), indptr)
+    groups = max(indptr.shape[0] - 1, 0)
+    out_v, out_s = v.detach().new_empty((groups, *v.shape[1:])), s.detach().new_empty((groups, *s.shape[1:]))
+    where = cuda if v.is_cuda else _core
+    where.merge_states(plain(v), plain(s), indptr, out_v=out_v, out_s=out_s)
+    return out_v, out_s
 
 
-__all__ = [name for name in dir() if name[0] != "_" and name not in ("torch", "plain", "dtype_name")]
+__all__ = [name for name in dir() if name[0] != "_" and name not in ("torch", "cuda", "plain", "dtype_name", "DeviceRunner")]

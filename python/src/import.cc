@@ -19,6 +19,11 @@ std::string type_of(nb::handle object) {
   return nb::cast<std::string>(object.type().attr("__name__"));
 }
 
+std::string text_of(const nb::object& object) {
+  const nb::object text = nb::steal(PyObject_Str(object.ptr()));
+  return text.is_valid() ? nb::cast<std::string>(text) : "?";
+}
+
 /// What is compared with while tensors are read. Made at the first tensor, never freed; guarded by the GIL.
 struct Torch {
   nb::object tensor;
@@ -111,8 +116,7 @@ bool Array::import_torch(nb::handle object) {
       device_type_ = nb::device::cuda::value;
       device_id_ = nb::cast<int>(object.attr("get_device")());
     } else if (!nb::cast<bool>(object.attr("is_cpu"))) {
-      refuse(name_ + " is on device " + nb::cast<std::string>(nb::str(object.attr("device"))) +
-             ", expected the CPU or a CUDA device");
+      refuse(name_ + " is on device " + text_of(object.attr("device")) + ", expected the CPU or a CUDA device");
     }
     const nb::object type = object.attr("dtype");
     bool known = false;
@@ -122,7 +126,7 @@ bool Array::import_torch(nb::handle object) {
       known = true;
       break;
     }
-    if (!known) refuse(name_ + " has dtype " + nb::cast<std::string>(nb::str(type)) + ", which is not served");
+    if (!known) refuse(name_ + " has dtype " + text_of(type) + ", which is not served");
     const nb::tuple shape(object.attr("shape"));
     const nb::tuple strides(object.attr("stride")());
     set_rank(nb::len(shape));

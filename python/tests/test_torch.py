@@ -89,11 +89,18 @@ def test_refusals_name_the_argument(tensors):
     with pytest.raises(ValueError, match="kv_indices has dtype int64"):
         ops.paged_attention(q, k, v, table[0], table[1], table[2].long(), table[3])
     plan = headwater.Planner().plan(case.shape, case.batch())
-    with pytest.raises(ValueError, match="q is of type Tensor|q is on"):
-        headwater.run(plan, q.to("meta"), (k, v))
+    for wrong, match in (
+        (q.to("meta"), "q is on device meta"),
+        (q.to(torch.complex64), "q has dtype torch.complex64"),
+        (q.to_sparse(), "q is a Tensor without memory that can be read"),
+        (q.clone().requires_grad_(), "q requires a gradient"),
+        (q.double(), "q has dtype float64"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            headwater.run(plan, wrong, (k, v))
     freed = q.clone()
     freed.untyped_storage().resize_(0)
-    with pytest.raises(ValueError, match="q"):
+    with pytest.raises(ValueError, match="q has no memory"):
         headwater.run(plan, freed, (k, v))
 
 

@@ -1,0 +1,64 @@
+"""Host plans on a torch CUDA device: a DevicePlan and a workspace tensor, made anew where a plan does not fit."""
+
+import torch
+
+from . import _core, cuda
+
+
+def roomy(capacity):
+    """A quarter more than `capacity`, and a little: the next steps' plans are larger."""
+    more = [
+        field + field // 4 + 64
+        for field in (capacity.max_rows, capacity.max_page_ids, capacity.max_items, capacity.max_partials)
+    ]
+    return cuda.Capacity(*more)
+
+
+class DeviceRunner:
+    """Holds the plan in force on one device.
+
+    With `capacity` nothing is ever made anew, so graphs may capture its runs: a plan beyond it is refused.
+    """
+
+    def __init__(self, device, capacity=None):
+        self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
+        self._capacity = capacity
+        self._plan = None
+        self._workspace = None
+
+    def upload(self, plan):
+        """Puts a host Plan in force for what follows on torch's current stream."""
+        if self._plan is not None:
+            try:
+                self._plan.upload(plan)
+                return
+            except (_core.CapacityExceeded, _core.InvalidArgument):  # too large; or of another shape or scale
+                if self._capacity is not None:
+                    raise
+        made = cuda.DevicePlan(plan.shape, self._capacity or roomy(cuda.Capacity.of(plan)), device=self.device.index)
+        made.upload(plan)
+        self._take(made)
+
+    def _take(self, plan):
+        self._plan = plan
+        self._workspace = torch.empty(max(plan.workspace_size(), 64), dtype=torch.uint8, device=self.device)
+
+    def run(self, q, kv, out, lse=None, **options):
+        """headwater.cuda.run by the plan in force, on torch's current stream."""
+        if self._plan is None:
+            raise _core.InvalidArgument("nothing was planned, expected a plan in force")
+        cuda.run(self._plan, q, kv, out, lse=lse, workspace=self._workspace, **options)
+
+
+class TableRunner(DeviceRunner):
+    """The same for plans that a DevicePlanner makes."""
+
+    def __init__(self, device, shape, options, **limits):
+        super().__init__(device)
+        self.planner = cuda.DevicePlanner(shape, options, device=self.device.index, **limits)
+        self._take(cuda.DevicePlan(shape, self.planner.capacity, device=self.device.index))
+
+    def plan(self, status, block_table, lengths, qo_indptr):
+        """Launches the planner, and after it the copy of its status."""
+        self.planner.plan(self._plan, block_table, lengths, qo_indptr)
+        self.planner.copy_status(status)
