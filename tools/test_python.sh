@@ -29,7 +29,7 @@ fi
 
 # scikit-build-core would take the compiler's name from Python; under the name that the other builds use, ccache has the library.
 export CC="${CC:-cc}" CXX="${CXX:-c++}"
-settings=""
+settings="--config-settings=cmake.define.HEADWATER_CUDA=OFF"  # kernels take long; python/tests/test_cuda*.py need a GPU
 for flag in "$@"; do settings="$settings --config-settings=cmake.define.${flag#-D}"; done
 # The build folder is kept, so that a second run compiles what changed only.
 # shellcheck disable=SC2086
