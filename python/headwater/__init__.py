@@ -52,6 +52,11 @@ from ._core import (
 )
 from ._core import _forget_default_pool
 
+# Tracebacks name errors as users import them.
+for _name in dir():
+    if isinstance(globals()[_name], type) and issubclass(globals()[_name], BaseException):
+        globals()[_name].__module__ = "headwater"
+
 # The child of a fork has none of the parent's threads.
 _os.register_at_fork(after_in_child=_forget_default_pool)
 

@@ -14,24 +14,28 @@ return: they neither wait nor allocate, but for DevicePlan and DevicePlanner whe
 import struct as _struct
 from typing import NamedTuple as _NamedTuple
 
-from . import _core
 from ._core import Unsupported as _Unsupported
 
-_NAMES = (
-    "Capacity",
-    "DevicePlan",
-    "DevicePlanner",
-    "RunArgs",
-    "append_kv",
-    "copy_pages",
-    "device_model",
-    "h200_model",
-    "merge_state",
-    "merge_states",
-    "model_for_shape",
-    "num_devices",
-    "run",
-)
+try:
+    from ._core.cuda import (
+        Capacity,
+        DevicePlan,
+        DevicePlanner,
+        RunArgs,
+        append_kv,
+        copy_pages,
+        device_model,
+        h200_model,
+        merge_state,
+        merge_states,
+        model_for_shape,
+        num_devices,
+        run,
+    )
+
+    _built = True
+except ModuleNotFoundError:  # the extension has no such part
+    _built = False
 
 BAD_PAGE_ID = 1  # an id outside the pool; its keys count as zeros
 BAD_LENGTH = 2  # a length below 0 or beyond max_blocks; taken as the nearest
@@ -49,8 +53,6 @@ class PlanStatus(_NamedTuple):
     num_items: int
     num_partials: int
 
-    SIZE = 32  # bytes
-
     @classmethod
     def read(cls, array):
         """From the host memory that DevicePlanner.copy_status wrote, once that copy is done."""
@@ -61,20 +63,15 @@ class PlanStatus(_NamedTuple):
 
 def is_built():
     """Whether this package was built with the CUDA back end. It may be, and there be no device: see num_devices."""
-    return hasattr(_core, "cuda")
-
-
-if is_built():
-    for _name in _NAMES:
-        globals()[_name] = getattr(_core.cuda, _name)
-    __all__ = [*_NAMES, "PlanStatus", "is_built"]
-else:
-    __all__ = ["PlanStatus", "is_built"]
+    return _built
 
 
 def __getattr__(name):
-    if name in _NAMES:
+    if not _built and not name.startswith("_"):
         raise _Unsupported(
             f"headwater.cuda.{name}: this package was built without CUDA; `pip install .` builds it where nvcc is found"
         )
     raise AttributeError(f"module 'headwater.cuda' has no attribute '{name}'")
+
+
+__all__ = [name for name in dir() if not name.startswith("_")]

@@ -339,7 +339,7 @@ void bind_cuda_plans(nb::module_& m) {
       nb::arg("shape"), nb::kw_only(), nb::arg("device") = nb::none(),
       "Cost-model constants for Planner(model), for plans that the device is to run.");
   m.def("h200_model", &cuda::h200_model, nb::arg("shape"), "The same for an NVIDIA H200, whatever this machine has.");
-  m.def("model_for_shape", &cuda::model_for_shape, nb::arg("shape"), nb::arg("one_head"),
+  m.def("model_for_shape", &cuda::model_for_shape, nb::arg("one_head"), nb::arg("shape"),
         "A model that was measured (`headwater calibrate --device cuda`) for plans of this shape.");
   bind_capacity(m);
   bind_device_plan(m);

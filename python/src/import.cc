@@ -127,8 +127,9 @@ bool Array::import_torch(nb::handle object) {
       break;
     }
     if (!known) refuse(name_ + " has dtype " + text_of(type) + ", which is not served");
-    const nb::tuple shape(object.attr("shape"));
-    const nb::tuple strides(object.attr("stride")());
+    // Not tuples by type but by descent, which nb::tuple would copy.
+    const auto shape = nb::borrow<nb::tuple>(nb::object(object.attr("shape")));
+    const auto strides = nb::borrow<nb::tuple>(nb::object(object.attr("stride")()));
     set_rank(nb::len(shape));
     for (std::size_t i = 0; i < rank_; ++i) {
       shape_[i] = nb::cast<std::int64_t>(shape[i]);

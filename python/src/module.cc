@@ -18,7 +18,7 @@ namespace {
 std::array<PyObject*, 10> error_types{};
 
 PyObject* new_error(nb::module_& m, const char* name, const char* doc, nb::tuple bases) {
-  const std::string full = std::string("headwater.") + name;
+  const std::string full = std::string("headwater._core.") + name;
   PyObject* type = PyErr_NewExceptionWithDoc(full.c_str(), doc, bases.ptr(), nullptr);
   if (type == nullptr) throw nb::python_error();
   m.attr(name) = nb::borrow(type);

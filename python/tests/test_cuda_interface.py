@@ -30,7 +30,7 @@ def test_a_build_without_cuda_says_so():
     with pytest.raises(headwater.Unsupported, match="headwater.cuda.run: this package was built without CUDA"):
         headwater.cuda.run(None)
     with pytest.raises(AttributeError):
-        headwater.cuda.no_such_thing
+        headwater.cuda._no_such_thing
 
 
 @built

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import headwater
+import headwater.cuda
 from headwater.__main__ import command
 
 
@@ -18,8 +19,9 @@ def test_import_is_framework_free():
 def test_stubs_and_marker_are_installed():
     folder = pathlib.Path(headwater.__file__).parent
     assert (folder / "py.typed").is_file()
-    stub = (folder / "_core.pyi").read_text()
+    stub = (folder / "_core" / "__init__.pyi").read_text()
     assert "class Planner" in stub and "def run(" in stub
+    assert (folder / "_core" / "cuda.pyi").is_file() == headwater.cuda.is_built()
 
 
 def test_everything_public_has_a_docstring():
