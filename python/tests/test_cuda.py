@@ -167,6 +167,20 @@ def test_a_graph_replays_plans_uploaded_later():
         small.upload(on.plan)
 
 
+def test_an_upload_is_not_captured():
+    on = OnDevice()
+    plan, workspace = on.device_plan()
+    out, lse = on.outputs()
+    plan.upload(on.plan)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(ValueError, match="stream: it is being captured"):
+            plan.upload(on.plan)
+        cuda.run(plan, on.q, (on.k, on.v), out, lse=lse, workspace=workspace)
+    graph.replay()
+    on.check(out, lse)
+
+
 def test_a_graph_plans_on_the_device():
     """The tables change in place between replays of one graph: what was shared lies in pages of their own, group by group."""
     on = OnDevice(groups=(6, 4), shared_pages=(9, 5))
