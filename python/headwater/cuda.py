@@ -23,6 +23,7 @@ try:
         DevicePlanner,
         RunArgs,
         append_kv,
+        check_supported,
         copy_pages,
         device_model,
         h200_model,

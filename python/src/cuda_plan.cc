@@ -338,6 +338,15 @@ void bind_cuda_plans(nb::module_& m) {
       },
       nb::arg("shape"), nb::kw_only(), nb::arg("device") = nb::none(),
       "Cost-model constants for Planner(model), for plans that the device is to run.");
+  m.def(
+      "check_supported",
+      [](const AttentionShape& shape, const std::optional<PlanOptions>& options, int page_size) {
+        Batch batch;
+        batch.kv.page_size = page_size;
+        cuda::check_supported(shape, options.value_or(PlanOptions{}), batch);
+      },
+      nb::arg("shape"), nb::arg("options") = nb::none(), nb::arg("page_size") = 16,
+      "Raises Unsupported with the reason if no kernel of this build serves the combination. Needs no device.");
   m.def("h200_model", &cuda::h200_model, nb::arg("shape"), "The same for an NVIDIA H200, whatever this machine has.");
   m.def("model_for_shape", &cuda::model_for_shape, nb::arg("one_head"), nb::arg("shape"),
         "A model that was measured (`headwater calibrate --device cuda`) for plans of this shape.");
