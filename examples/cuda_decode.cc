@@ -133,10 +133,11 @@ int decode() {
                                 .max_shared_spans = 1};
   cuda::DevicePlan device(kShape, cuda::Capacity::within(bounds, kShape, options, planner.model()));
   const DeviceMemory workspace = on_device(nullptr, device.workspace_size());
-  const cuda::RunArgs args{.q = {q_there.get(), DType::bf16, row, kShape.head_dim_qk},
-                           .kv = {&cache, 1},
-                           .out = {out_there.get(), DType::bf16, row, kShape.head_dim_vo},
-                           .workspace = {workspace.get(), device.workspace_size()}};
+  cuda::RunArgs args;
+  args.q = {q_there.get(), DType::bf16, row, kShape.head_dim_qk};
+  args.kv = {&cache, 1};
+  args.out = {out_there.get(), DType::bf16, row, kShape.head_dim_vo};
+  args.workspace = {workspace.get(), device.workspace_size()};
   cudaStream_t stream = nullptr;
   ok(cudaStreamCreate(&stream));
   cudaGraphExec_t graph = nullptr;
