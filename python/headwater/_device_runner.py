@@ -1,5 +1,7 @@
 """Host plans on a torch CUDA device: a DevicePlan and a workspace tensor, made anew where a plan does not fit."""
 
+import threading
+
 import torch
 
 from . import _core, cuda
@@ -22,7 +24,10 @@ class DeviceRunner:
 
     def __init__(self, device, capacity=None):
         self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
+        #: One thread at a time between an upload and the runs by it: held by who shares a runner between threads.
+        self.lock = threading.Lock()
         self._capacity = capacity
+        self._fixed = capacity is not None
         self._plan = None
         self._workspace = None
 
@@ -30,14 +35,17 @@ class DeviceRunner:
         """Puts a host Plan in force for what follows on torch's current stream."""
         if self._plan is not None:
             try:
-                self._plan.upload(plan)
+                self._plan.upload(plan, stream=self._stream())
                 return
             except (_core.CapacityExceeded, _core.InvalidArgument):  # too large; or of another shape or scale
                 if self._capacity is not None:
                     raise
         made = cuda.DevicePlan(plan.shape, self._capacity or roomy(cuda.Capacity.of(plan)), device=self.device.index)
-        made.upload(plan)
+        made.upload(plan, stream=self._stream())
         self._take(made)
+
+    def _stream(self):
+        return torch.cuda.current_stream(self.device).cuda_stream
 
     def _take(self, plan):
         self._plan = plan
@@ -47,6 +55,11 @@ class DeviceRunner:
         """headwater.cuda.run by the plan in force, on torch's current stream."""
         if self._plan is None:
             raise _core.InvalidArgument("nothing was planned, expected a plan in force")
+        if not self._fixed and torch.cuda.is_current_stream_capturing():
+            raise _core.InvalidArgument(
+                "the current stream is being captured, expected memory that never moves: give PlanHandle a capacity, a "
+                "wrapper use_cuda_graph=True"
+            )
         cuda.run(self._plan, q, kv, out, lse=lse, workspace=self._workspace, **options)
 
 
@@ -55,10 +68,12 @@ class TableRunner(DeviceRunner):
 
     def __init__(self, device, shape, options, **limits):
         super().__init__(device)
+        self._fixed = True
         self.planner = cuda.DevicePlanner(shape, options, device=self.device.index, **limits)
         self._take(cuda.DevicePlan(shape, self.planner.capacity, device=self.device.index))
 
-    def plan(self, status, block_table, lengths, qo_indptr):
+    def plan(self, status, block_table, lengths, qo_indptr, max_rows=None):
         """Launches the planner, and after it the copy of its status."""
-        self.planner.plan(self._plan, block_table, lengths, qo_indptr)
-        self.planner.copy_status(status)
+        stream = self._stream()
+        self.planner.plan(self._plan, block_table, lengths, qo_indptr, max_rows=max_rows, stream=stream)
+        self.planner.copy_status(status, stream=stream)

@@ -2,16 +2,39 @@
 
 import sys
 
+from . import _core
+
 
 def current(like, device):
     """The current stream of `like`'s framework on CUDA device number `device`, as an int.
 
-    torch's where `like` is None and torch is imported; 0, the default stream, for frameworks without a current stream.
+    0, the default stream, for arrays of frameworks without a current stream. Where `like` is None or plain host memory:
+    that of torch or cupy, whichever is imported; refused where both are and differ.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and (like is None or isinstance(like, torch.Tensor)):
-        return torch.cuda.current_stream(device).cuda_stream
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and (like is None or isinstance(like, cupy.ndarray)):
-        return cupy.cuda.get_current_stream().ptr
-    return 0
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and isinstance(like, torch.Tensor):
+        return _torch(torch, device)
+    if cupy is not None and isinstance(like, cupy.ndarray):
+        return _cupy(cupy, device)
+    if like is not None and not _is_host_memory(like):
+        return 0
+    found = {ask(module, device) for ask, module in ((_torch, torch), (_cupy, cupy)) if module is not None}
+    if len(found) > 1:
+        raise _core.InvalidArgument("stream = None, expected a stream: torch and cupy have different current ones")
+    return found.pop() if found else 0
+
+
+def _torch(torch, device):
+    return torch.cuda.current_stream(device).cuda_stream if torch.cuda.is_initialized() else 0
+
+
+def _cupy(cupy, device):
+    return cupy.cuda.get_current_stream(device).ptr
+
+
+def _is_host_memory(like):
+    try:
+        memoryview(like)
+    except TypeError:
+        return False
+    return True

@@ -10,6 +10,7 @@ CUDA tensors; on CUDA everything goes to torch's current stream, and all but pag
 """
 
 import itertools
+import threading
 import weakref
 from collections import OrderedDict
 from typing import Optional
@@ -116,12 +117,14 @@ def attend(
     v_scale: Optional[Tensor] = None,
     sinks: Optional[Tensor] = None,
     status: Optional[Tensor] = None,
+    block_table: Optional[Tensor] = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention by the plan of handle number `plan`, whose out_dtype is q's.
 
     q [rows, Hq, D]; k [pages, page, Hkv, D], v [pages, page, Hkv, Dv] (NHD; HND: page and Hkv the other way round).
     k_scale, v_scale: float32 [1] or [Hkv]; sinks: float32 [Hq], with that option. status: of the TablePlanHandle; not
-    read, but given it orders attend behind plan_tables in compiled code.
+    read, but given it orders attend behind plan_tables in compiled code. block_table: the one given to plan_tables; not
+    read either, but given it stays where it is until then in compiled and captured code.
     Returns (out [rows, Hq, Dv], lse float32 [rows, Hq], base 2). Raises ValueErrors as headwater.run.
     """
     out, lse = _outputs(q.detach(), v.shape[-1])
@@ -132,38 +135,47 @@ def attend(
 
 
 @attend.register_fake
-def _(q, k, v, plan, kv_layout="NHD", k_scale=None, v_scale=None, sinks=None, status=None):
+def _(q, k, v, plan, kv_layout="NHD", k_scale=None, v_scale=None, sinks=None, status=None, block_table=None):
     return _outputs(q, v.shape[-1])
 
 
 @torch.library.custom_op("headwater::plan_tables", mutates_args=("status",), device_types="cuda")
 def plan_tables(
-    status: Tensor, block_table: Tensor, lengths: Tensor, plan: int, qo_indptr: Optional[Tensor] = None
+    status: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    plan: int,
+    qo_indptr: Optional[Tensor] = None,
+    max_rows: Optional[int] = None,
 ) -> None:
     """Makes the plan of TablePlanHandle number `plan` on the device, and writes its status.
 
     status: the handle's.  block_table int32 [requests, max_blocks], lengths int32 [requests] (0: padded),
-    qo_indptr int32 [requests + 1] (None: one row each). The table must stay as it is until the step's attention is done.
+    qo_indptr int32 [requests + 1] (None: one row each). max_rows: a bound that the last entry of qo_indptr keeps, where q
+    has fewer rows than the handle's max_rows. The table must stay as it is until the step's attention is done: where code
+    is compiled or captured, give it to attend too.
     """
-    _handle_of(plan, TablePlanHandle)._runner.plan(status, block_table, lengths, qo_indptr)
+    _handle_of(plan, TablePlanHandle)._runner.plan(status, block_table, lengths, qo_indptr, max_rows)
 
 
 @plan_tables.register_fake
-def _(status, block_table, lengths, plan, qo_indptr=None):
+def _(status, block_table, lengths, plan, qo_indptr=None, max_rows=None):
     return None
 
 
 _recent: "OrderedDict[tuple, DeviceRunner]" = OrderedDict()
+_recent_lock = threading.Lock()
 _MOST_RECENT = 8
 
 
 def _recent_runner(q, shape):
     """For paged_attention, so that not every call allocates; a DevicePlan belongs to one stream."""
     key = (q.device, torch.cuda.current_stream(q.device).cuda_stream, repr(shape))
-    runner = _recent.pop(key, None) or DeviceRunner(q.device)
-    _recent[key] = runner
-    if len(_recent) > _MOST_RECENT:
-        _recent.popitem(last=False)
+    with _recent_lock:
+        runner = _recent.pop(key, None) or DeviceRunner(q.device)
+        _recent[key] = runner
+        if len(_recent) > _MOST_RECENT:
+            _recent.popitem(last=False)
     return runner
 
 
@@ -208,8 +220,10 @@ def paged_attention(
         return out, lse
     model = cuda.device_model(shape, device=q.get_device())
     runner = _recent_runner(q, shape)
-    runner.upload(_core.Planner(model).plan(shape, batch, options))
-    runner.run(*arrays, lse, kv_layout=kv_layout)
+    plan = _core.Planner(model).plan(shape, batch, options)
+    with runner.lock:  # threads on one stream share it
+        runner.upload(plan)
+        runner.run(*arrays, lse, kv_layout=kv_layout)
     return out, lse
 
 

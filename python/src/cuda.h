@@ -38,7 +38,9 @@ struct PyDevicePlan {
   cuda::DevicePlan plan;
   std::shared_mutex in_use;
   std::size_t num_levels = 1;
-  bool made_on_device = false;
+  /// Rows that q and out must have for plans made on the device, which alone knows how many there are.
+  std::int64_t least_rows = 0;
+  nb::object block_table;  ///< that the plan in force reads, when a planner made it outside a capture
 
   PyDevicePlan(const AttentionShape& its_shape, const cuda::Capacity& capacity, int its_device);
   ~PyDevicePlan();

@@ -60,6 +60,7 @@ void upload(PyDevicePlan& self, PyPlan& plan, nb::handle stream) {
   const DeviceGuard guard(self.device);
   self.plan.upload(plan.plan, on);
   self.num_levels = plan.num_levels;
+  self.least_rows = 0;
 }
 
 /// A device vector of int32, of `size` elements.
@@ -70,8 +71,30 @@ Array device_vector(nb::handle object, const char* name, int device, std::int64_
   return a;
 }
 
-void plan_tables(PyDevicePlanner& self, PyDevicePlan& plan, nb::handle block_table, nb::handle lengths,
-                 nb::handle qo_indptr, nb::handle stream) {
+/// Rows that the step may have: all of the limit, unless the caller states fewer.
+std::int64_t rows_of_step(const cuda::DeviceTableLimits& limits, std::int64_t requests, bool one_each,
+                          std::optional<std::int64_t> max_rows) {
+  if (one_each) {
+    if (max_rows) refuse("max_rows is given, expected None without qo_indptr: every request has one row");
+    return requests;
+  }
+  const std::int64_t most = limits.max_rows > 0 ? limits.max_rows : limits.max_requests;
+  if (!max_rows) return most;
+  if (*max_rows < 0 || *max_rows > most) {
+    refuse("max_rows = " + std::to_string(*max_rows) + ", expected 0.." + std::to_string(most) +
+           " (max_rows of the planner)");
+  }
+  return *max_rows;
+}
+
+bool is_capturing(cuda::Stream stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void plan_tables(PyDevicePlanner& self, PyDevicePlan& plan, nb::object block_table, nb::handle lengths,
+                 nb::handle qo_indptr, std::optional<std::int64_t> max_rows, nb::handle stream) {
   const Array table(block_table, "block_table", Array::Access::read, self.device);
   table.expect_rank(2, "[requests, blocks]");
   table.expect_int32_rows();
@@ -80,6 +103,10 @@ void plan_tables(PyDevicePlanner& self, PyDevicePlan& plan, nb::handle block_tab
   if (requests > self.limits.max_requests) {
     refuse("block_table.shape[0] = " + std::to_string(requests) + ", expected at most " +
            std::to_string(self.limits.max_requests) + " (max_requests)");
+  }
+  if (requests > 1 && table.stride(0) < table.shape(1)) {
+    refuse("block_table has " + std::to_string(table.stride(0)) + " elements from row to row, expected at least " +
+           std::to_string(table.shape(1)) + " (max_blocks): pass block_table.contiguous()");
   }
   const Array sizes = device_vector(lengths, "lengths", self.device, requests, "requests of block_table");
   Array rows;
@@ -95,15 +122,22 @@ void plan_tables(PyDevicePlanner& self, PyDevicePlan& plan, nb::handle block_tab
   tables.lengths = static_cast<const std::int32_t*>(sizes.data());
   tables.qo_indptr = rows.given() ? static_cast<const std::int32_t*>(rows.data()) : nullptr;
   tables.num_requests = static_cast<int>(requests);
+  const std::int64_t least_rows = rows_of_step(self.limits, requests, !rows.given(), max_rows);
   const cuda::Stream on = stream_of(stream, block_table, self.device);
-  const nb::gil_scoped_release release;
   const std::unique_lock alone(plan.in_use, std::try_to_lock);
   if (!alone.owns_lock()) refuse("plan is in use by another thread, expected nobody to use it");
-  const std::lock_guard lock(self.mutex);
-  const DeviceGuard guard(self.device);
-  self.planner.plan(plan.plan, tables, on);
-  plan.num_levels = 1;
-  plan.made_on_device = true;
+  bool captured = false;
+  {
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(self.mutex);
+    const DeviceGuard guard(self.device);
+    captured = is_capturing(on);
+    self.planner.plan(plan.plan, tables, on);
+    plan.num_levels = 1;
+    plan.least_rows = least_rows;
+  }
+  // A graph's own table is the graph's: what outlives a capture confuses the pools of torch.compile.
+  if (!captured) plan.block_table = std::move(block_table);
 }
 
 /// Copies at most as much of `from` as `out` has room for; neither waits nor allocates.
@@ -237,15 +271,20 @@ void bind_device_planner(nb::module_& m) {
           "capacity", [](const PyDevicePlanner& p) { return p.planner.capacity(); }, "For its DevicePlans.")
       .def_ro("device", &PyDevicePlanner::device)
       .def("plan", &plan_tables, nb::arg("plan"), nb::arg("block_table").none(), nb::arg("lengths").none(),
-           nb::arg("qo_indptr") = nb::none(), nb::kw_only(), nb::arg("stream") = nb::none(),
+           nb::arg("qo_indptr") = nb::none(), nb::kw_only(), nb::arg("max_rows") = nb::none(),
+           nb::arg("stream") = nb::none(),
            "Launches: what the tables hold when the launch runs becomes the plan in force of `plan` for what follows "
            "on\n"
            "`stream`. What is wrong in the tables themselves gives a flat plan and is told by the status.\n\n"
            "Args:\n  plan: DevicePlan.\n"
-           "  block_table: int32 [requests, max_blocks] page ids, rows of any stride. Columns past ceil(length /\n"
-           "    page_size) are never read. Runs read ids from it: it must stay as it is until they are done.\n"
+           "  block_table: int32 [requests, max_blocks] page ids, rows that do not overlap. Columns past\n"
+           "    ceil(length / page_size) are never read. Runs read ids from it: it must stay as it is until they are "
+           "done.\n"
+           "    `plan` keeps it alive until the next plan; while a graph is captured the caller does.\n"
            "  lengths: int32 [requests] tokens of K and V; 0: a padded request.\n"
-           "  qo_indptr: int32 [requests + 1], query rows; None: one each.")
+           "  qo_indptr: int32 [requests + 1], query rows; None: one each.\n"
+           "  max_rows: with qo_indptr, a bound that its last entry keeps, now and in replays, which nobody checks;\n"
+           "    None: the planner's. Runs refuse a q of fewer rows (without qo_indptr: of fewer than requests).")
       .def(
           "copy_status",
           [](const PyDevicePlanner& p, nb::handle out, nb::handle stream) {

@@ -1,6 +1,7 @@
 // Calls on the device: attention by the plan in force, the cache, merging. Each only launches.
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <shared_mutex>
 #include <string>
 #include <utility>
@@ -54,7 +55,7 @@ void run_prepared(PyDevicePlan& plan, const PyCudaRunArgs& a, nb::handle stream)
   if (!shared.owns_lock()) refuse("plan is being changed by another thread, expected nobody to change it");
   // A graph replays later plans: q may have more rows than the plan at hand.
   const std::int64_t rows = a.arrays.q.rows();
-  const std::int64_t needed = plan.plan.stats().num_rows;  // 0 for plans made on the device: only it knows
+  const std::int64_t needed = std::max(plan.plan.stats().num_rows, plan.least_rows);  // the first is the host's plans'
   if (rows < needed) a.arrays.q.array.expect_shape(0, needed, "at least the rows of the plan");
   a.arrays.check_shapes(plan.shape, rows, "rows of q");
   const std::vector<KvCache> caches = a.arrays.views(plan.num_levels);

@@ -1,6 +1,7 @@
 """headwater.cuda on a GPU, with torch tensors: results, layouts, streams, graphs, refusals. Skipped, and counted, without one."""
 
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -246,6 +247,48 @@ def test_device_planner_with_padding_and_several_rows():
     assert read_status(planner).num_spans == 2
 
 
+def test_runs_of_plans_made_on_the_device_need_rows():
+    on = OnDevice()
+    table, lengths = on.block_table()
+    planner, plan, workspace = on.device_planner(table.shape[1])
+    rows = torch.arange(len(lengths) + 1, dtype=torch.int32, device="cuda")
+    few, out = on.q[:3], torch.full_like(on.q[:3], float("nan"))
+    for arguments in ((table, lengths), (table, lengths, rows), (table[:4], lengths[:4])):
+        planner.plan(plan, *arguments)
+        with pytest.raises(ValueError, match=r"q.shape\[0\] = 3, expected [48] .at least"):
+            cuda.run(plan, few, (on.k, on.v), out, workspace=workspace)
+    torch.cuda.synchronize()
+    assert out.isnan().all()
+    planner.plan(plan, table[:3], lengths[:3], rows[:4], max_rows=3)
+    cuda.run(plan, few, (on.k, on.v), out, workspace=workspace)
+    assert_close(out.float().cpu(), on.case.expected()[0][:3], TOLERANCE[on.dtype])
+    for wrong, named, match in (
+        ((table, lengths, rows), {"max_rows": 9}, r"max_rows = 9, expected 0..8"),
+        ((table, lengths, rows), {"max_rows": -1}, r"max_rows = -1, expected 0..8"),
+        ((table, lengths), {"max_rows": 8}, "max_rows is given, expected None without qo_indptr"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            planner.plan(plan, *wrong, **named)
+
+
+def test_a_plan_keeps_its_block_table():
+    on = OnDevice()
+    table, lengths = on.block_table()
+    planner, plan, workspace = on.device_planner(table.shape[1])
+    passing = table.clone()
+    address, alive = passing.data_ptr(), weakref.ref(passing)
+    planner.plan(plan, passing, lengths)
+    del passing
+    assert alive() is not None
+    thieves = [torch.full_like(table, -1) for _ in range(16)]  # would be given its memory
+    assert address not in [x.data_ptr() for x in thieves]
+    out, lse = on.outputs()
+    cuda.run(plan, on.q, (on.k, on.v), out, lse=lse, workspace=workspace)
+    on.check(out, lse)
+    planner.plan(plan, table, lengths)
+    assert alive() is None
+
+
 def test_bad_tables_give_a_flat_plan_and_a_flag():
     on = OnDevice()
     table, lengths = on.block_table()
@@ -335,6 +378,7 @@ def test_refusals_name_the_argument():
         ((table, lengths.cpu()), "lengths is on the CPU"),
         ((table, lengths, lengths), r"qo_indptr.shape\[0\]"),
         ((torch.cat([table, table]), torch.cat([lengths, lengths])), "expected at most 8"),
+        ((table[:1].expand(len(lengths), -1), lengths), "block_table has 0 elements from row to row"),
     ):
         with pytest.raises(ValueError, match=match):
             planner.plan(other, *arguments)

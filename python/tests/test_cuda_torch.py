@@ -1,5 +1,7 @@
 """headwater.torch and headwater.flashinfer with CUDA tensors: operators, compiled code, graphs. Skipped, and counted, without a GPU."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -78,8 +80,9 @@ def test_tables_on_the_device(mode):
     torch.library.opcheck(torch.ops.headwater.plan_tables.default, (handle.status, table, lengths, handle.id))
 
     def step(q):
-        ops.plan_tables(handle.status, table, lengths, handle.id)
-        return ops.attend(q, on.k, on.v, handle.id, status=handle.status)
+        at_hand = table + 0  # an intermediate, whose memory lives as long as attend names it
+        ops.plan_tables(handle.status, at_hand, lengths, handle.id)
+        return ops.attend(q, on.k, on.v, handle.id, status=handle.status, block_table=at_hand)
 
     if mode == "compiled":
         step = torch.compile(step, fullgraph=True)
@@ -169,6 +172,72 @@ def test_flashinfer_graph_with_changing_plans():
         arrays = [[torch.arange(batch + 1)], [indptr], [indices], [last]]
         want = expected(*(x.cpu() for x in (q, k, v)), arrays, sm_scale=0.5 / np.sqrt(128))
         assert_close(out.float().cpu(), want, 5e-3)
+
+
+def decode(lengths=(40, 9, 16), graph=False):
+    """A planned wrapper of head sizes (8, 2), its tensors, and plan(lengths)."""
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), "NHD", graph)
+
+    def plan(lengths):
+        tables = [x.cuda() for x in pack(lengths, 16, 0)[:3]]
+        wrapper.plan(*tables, 8, 2, 128, 16, q_data_type="float16")
+
+    plan(lengths)
+    return wrapper, [x.cuda() for x in make(len(lengths), 64, 16, (8, 2), 128, torch.float16)], plan
+
+
+def test_flashinfer_scale_first_used_in_a_capture():
+    wrapper, (q, k, v), _ = decode(graph=True)
+    wrapper.run(q, (k, v))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = wrapper.run(q, (k, v), k_scale=0.5)
+    eager = wrapper.run(q, (k, v), k_scale=0.5)  # before the graph ran once
+    graph.replay()
+    assert torch.equal(eager, wrapper.run(q, (k, v), k_scale=torch.tensor([0.5], device="cuda")))
+    assert torch.equal(eager, captured)
+
+
+def test_flashinfer_refuses_other_rows_and_keeps_no_old_plan():
+    wrapper, (q, k, v), _ = decode()
+    with pytest.raises(ValueError, match=r"q.shape\[0\] = 6, expected 3"):
+        wrapper.run(torch.cat([q, q]), (k, v))
+    wrapper, (q, k, v), plan = decode(graph=True)
+    wrapper.run(q, (k, v))
+    with pytest.raises(headwater.CapacityExceeded, match="plan the largest batch first"):
+        plan((40,) * 9)
+    with pytest.raises(NotImplementedError, match="after a plan that was refused"):
+        wrapper.run(q, (k, v))
+
+
+def test_what_grows_is_not_captured():
+    on = OnDevice()
+    handle = ops.PlanHandle(on.plan, "cuda")
+    ops.attend(on.q, on.k, on.v, handle.id)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(ValueError, match="give PlanHandle a capacity"):
+            ops.attend(on.q, on.k, on.v, handle.id)
+
+
+def test_threads_with_batches_of_their_own_on_one_stream():
+    sides = [OnDevice(), OnDevice(seed=1, groups=(2, 6), own_tokens=(3, 17, 40))]
+    wrong = []
+
+    def work(on):
+        arguments = (on.q, on.k, on.v, *tables(on))
+        want = ops.paged_attention(*arguments)[0]
+        on.check(want)
+        for _ in range(200):
+            if not torch.equal(ops.paged_attention(*arguments)[0], want):
+                wrong.append(on)
+
+    threads = [threading.Thread(target=work, args=(on,)) for on in sides]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def test_flashinfer_shared_prefix_and_merges():

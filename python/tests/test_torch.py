@@ -1,5 +1,7 @@
 """headwater.torch: results, opcheck, torch.compile(fullgraph=True). Skipped without torch."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -111,3 +113,24 @@ def test_fp8_cache(tensors):
     case.k, case.v = k8.float().numpy(), v8.float().numpy()
     assert_close(out, case.expected()[0])
     assert np.isfinite(out.numpy()).all()
+
+
+def test_a_runner_that_may_grow_is_not_captured(monkeypatch):
+    """With stand-ins for the device: what a graph captured must not be freed by a later, larger plan."""
+    from headwater import _device_runner
+
+    ran = []
+    stand_in = types.SimpleNamespace(run=lambda *args, **options: ran.append(args))
+    monkeypatch.setattr(_device_runner, "cuda", stand_in)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    runners = [_device_runner.DeviceRunner(torch.device("cuda", 0), capacity) for capacity in (None, object())]
+    for runner in runners:
+        runner._plan = object()
+    with pytest.raises(headwater.InvalidArgument, match="give PlanHandle a capacity"):
+        runners[0].run(None, None, None)
+    assert not ran
+    runners[1].run(None, None, None)
+    assert len(ran) == 1
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    runners[0].run(None, None, None)
+    assert len(ran) == 2

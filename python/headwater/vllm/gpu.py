@@ -125,6 +125,7 @@ class HeadwaterBuilder(FlashAttentionMetadataBuilder):
         self._plans = {}  # DevicePlans by (HeadwaterImpl.plan_key, is small)
         self._workspace = None
         self._foreign_layers = None
+        self._impls = []  # of the layers that Headwater serves, once a first step was built
         settings = Settings.from_env()
         self.meter = Meter(
             f"{layer_names[0] if layer_names else ''} ({len(layer_names)} layers)", settings.metrics_seconds
@@ -143,7 +144,9 @@ class HeadwaterBuilder(FlashAttentionMetadataBuilder):
         rest = whole = None
         if rows < common.num_actual_tokens:
             rest = super().build(0, _behind(common, requests, rows), fast_build)
-        if self._has_foreign_layers():
+        has_foreign_layers = self._has_foreign_layers()
+        refresh_sinks(self._impls)
+        if has_foreign_layers:
             whole = super().build(0, common, fast_build)
         return HeadwaterMetadata(
             builder=self,
@@ -183,7 +186,9 @@ class HeadwaterBuilder(FlashAttentionMetadataBuilder):
     def _has_foreign_layers(self):
         if self._foreign_layers is None:  # at the first step: layers exist by then
             layers = get_layers_from_vllm_config(self.vllm_config, Attention, self.layer_names)
-            self._foreign_layers = any(not getattr(layer.impl, "ours", False) for layer in layers.values())
+            impls = [layer.impl for layer in layers.values()]
+            self._impls = [impl for impl in impls if getattr(impl, "ours", False)]
+            self._foreign_layers = len(self._impls) < len(impls)
         return self._foreign_layers
 
     def _is_small(self, requests, rows):
@@ -206,6 +211,7 @@ class HeadwaterBuilder(FlashAttentionMetadataBuilder):
             metadata.block_table[:requests],
             metadata.seq_lens[:requests],
             metadata.query_start_loc[: requests + 1],
+            max_rows=metadata.num_rows,
         )
         metadata.planned[impl.plan_key] = plans
         return plans
@@ -252,6 +258,13 @@ def _behind(common, requests, rows):
     )
 
 
+def refresh_sinks(impls):
+    """Copies learned sinks to where kernels and graphs read them: weights may change between steps. One launch or two."""
+    stale = [impl for impl in impls if impl.sinks is not None and impl.sinks32 is not None]
+    if stale:
+        torch._foreach_copy_([impl.sinks32 for impl in stale], [impl.sinks.detach() for impl in stale])
+
+
 class HeadwaterImpl(FlashAttentionImpl):
     def __init__(self, num_heads, head_size, scale, num_kv_heads, *args, **kwargs):
         super().__init__(num_heads, head_size, scale, num_kv_heads, *args, **kwargs)
@@ -266,7 +279,7 @@ class HeadwaterImpl(FlashAttentionImpl):
         #: Layers with equal keys share plans: kernels are told these when they are launched.
         self.plan_key = (self.scale, self.logits_soft_cap, self.sinks is not None)
         self.shape = None
-        self._sinks = None
+        self.sinks32 = None  # fp32, at one place from the first step on
         self._cache_address = None
         self._cache = None
 
@@ -339,10 +352,10 @@ class HeadwaterImpl(FlashAttentionImpl):
             )
 
     def _learned_sinks(self):
-        """In fp32, made once: weights are loaded after the layer is made, and before its first step."""
-        if self.sinks is not None and self._sinks is None:
-            self._sinks = self.sinks.detach().to(torch.float32)
-        return self._sinks
+        """In fp32: made at the first step, brought up to date by the builder, outside graphs."""
+        if self.sinks is not None and self.sinks32 is None:
+            self.sinks32 = self.sinks.detach().to(torch.float32, copy=True)
+        return self.sinks32
 
     def _views(self, kv_cache):
         """(k, v), each [blocks, block, Hkv, D], of [blocks, Hkv, block, 2 D]; any strides."""
