@@ -96,23 +96,24 @@ class _Wrapper:
             self._planner = self._planner or _core.Planner()
             self._plan = self._planner.plan(shape, batch, options)
             return
-        self._plan = _core.Planner(cuda.device_model(shape, device=device.index)).plan(shape, batch, options)
+        plan = _core.Planner(cuda.device_model(shape, device=device.index)).plan(shape, batch, options)
         if self._runner is None:
-            self._runner = DeviceRunner(device, self._graph_capacity() if self._use_cuda_graph else None)
+            self._runner = DeviceRunner(device, self._graph_capacity(plan) if self._use_cuda_graph else None)
         try:
-            self._runner.upload(self._plan)
+            self._runner.upload(plan)
         except _core.CapacityExceeded as error:
             raise _core.CapacityExceeded(f"{error}: with use_cuda_graph, plan the largest batch first") from None
+        self._plan = plan
 
-    def _graph_capacity(self):
+    def _graph_capacity(self, plan):
         """Room for later plans, whose memory a captured graph knows: as many rows, four times the rest."""
-        first = cuda.Capacity.of(self._plan)
+        first = cuda.Capacity.of(plan)
         ids = max([4 * first.max_page_ids, *(b.numel() for b in self._index_buffers)])
         return cuda.Capacity(first.max_rows, ids, 4 * first.max_items + 1024, 4 * first.max_partials + 1024)
 
     def _run(self, q, kv, out=None, lse=None, return_lse=False, k_scale=None, v_scale=None, kv_layout=None):
         if self._plan is None:
-            raise _core.Unsupported("run was called before plan")
+            raise _core.Unsupported("run was called before plan, or after a plan that was refused")
         kv_layout = kv_layout or self._kv_layout
         q = plain(q)
         if self._runner is None:
@@ -121,6 +122,9 @@ class _Wrapper:
                 v_scale=v_scale,
             )  # fmt: skip
         shape = self._plan.shape
+        rows = self._plan.stats.num_rows
+        if not self._use_cuda_graph and q.shape[0] != rows:
+            raise _core.InvalidArgument(f"q.shape[0] = {q.shape[0]}, expected {rows} (rows of the plan)")
         if out is None:
             out_type = q.dtype if shape.out_dtype == shape.q_dtype else getattr(torch, _TYPES[shape.out_dtype])
             out = q.new_empty((q.shape[0], q.shape[1], shape.head_dim_vo), dtype=out_type)
@@ -134,9 +138,12 @@ class _Wrapper:
         """A number as a tensor of the device, kept: a graph reads it again."""
         if value is None or isinstance(value, torch.Tensor):
             return value
-        if value not in self._scales:
-            self._scales[value] = torch.full((1,), float(value), dtype=torch.float32, device=self._runner.device)
-        return self._scales[value]
+        if value in self._scales:
+            return self._scales[value]
+        scale = torch.full((1,), float(value), dtype=torch.float32, device=self._runner.device)
+        if not torch.cuda.is_current_stream_capturing():  # else it is that graph's, which alone fills it
+            self._scales[value] = scale
+        return scale
 
 
 class MultiLevelCascadeAttentionWrapper(_Wrapper):
@@ -180,6 +187,7 @@ class MultiLevelCascadeAttentionWrapper(_Wrapper):
         kv_data_type=None,
     ):
         """Lists with one int32 tensor a level, outermost first; see FlashInfer. `window_left` counts tokens of the path."""
+        self._plan = None  # a refused plan leaves none
         lists = dict(
             qo_indptr_arr=qo_indptr_arr,
             paged_kv_indptr_arr=paged_kv_indptr_arr,
@@ -249,6 +257,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         non_blocking=True,
     ):
         """indptr int32 [B+1], indices int32, last_page_len int32 [B]; `data_type` sets both q's and kv's type."""
+        self._plan = None  # a refused plan leaves none
         if data_type is not None:
             q_data_type, kv_data_type = data_type, kv_data_type or data_type
         qo_indptr = torch.arange(indptr.shape[0], dtype=torch.int32)

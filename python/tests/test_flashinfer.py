@@ -183,3 +183,20 @@ def test_refusals():
         wrapper.run(q, (k[:-1], v[:-1]))
     with pytest.raises(headwater.InvalidArgument, match="q.dtype = f32"):
         wrapper.run(q.float(), (k, v))
+
+
+@pytest.mark.parametrize("wrong", ["page ids", "options"])
+def test_a_refused_plan_leaves_none_in_force(wrong):
+    heads = (4, 2)
+    indptr, indices, last, num_pages = pack((16, 9), 8, 0)
+    q, k, v = make(2, num_pages, 8, heads, 64, torch.float16)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(indptr, indices, last, *heads, 64, 8)
+    wrapper.run(q, (k, v))
+    with pytest.raises(ValueError):
+        if wrong == "page ids":
+            wrapper.plan(indptr, -1 - indices, last, *heads, 64, 8)
+        else:
+            wrapper.plan(indptr, indices, last, *heads, 64, 8, window_left=-7)
+    with pytest.raises(NotImplementedError, match="after a plan that was refused"):
+        wrapper.run(q, (k, v))
