@@ -220,6 +220,16 @@ def test_cpu_serves_windows_caps_and_sinks(cpu, more, monkeypatch):
     assert (out.double() - expected).abs().max() <= 2e-5 * expected.abs().max()
 
 
+def test_cpu_follows_sinks_that_change_between_steps(cpu):
+    torch, bench = cpu
+    sinks = torch.linspace(-1, 2, 8, dtype=torch.bfloat16)
+    side = bench(torch.float32, sinks=sinks)
+    for _ in range(2):
+        out, expected = side.step(SHARED, LENGTHS, [1] * 6)
+        assert (out.double() - expected).abs().max() <= 2e-5 * expected.abs().max()
+        sinks.data.copy_(sinks.flip(0) + 2)  # as weights are loaded anew
+
+
 def test_cpu_plans_once_a_step_and_again_for_the_next(cpu):
     torch, bench = cpu
     side = bench(torch.float32)

@@ -85,6 +85,7 @@ class Side:
             )
             self.builder = gpu.HeadwaterBuilder(spec, ["layer"], config, self.device)
         self.builder._foreign_layers = not self.impl.ours
+        self.builder._impls = [self.impl] if self.impl.ours else []
         order = (0, 1, 2, 3) if hnd else (0, 2, 1, 3)
         shape = (BLOCKS, heads[1], block, 2 * dim)
         memory = torch.empty([shape[i] for i in order], dtype=torch.uint8 if fp8 else dtype, device=self.device)
@@ -272,6 +273,23 @@ def test_features(more):
     common = side.common(tables, lengths, [1] * 16)
     check(side, common, side.run(common, side.queries(16)))
     assert side.impl.ours == ("window" not in more)
+
+
+def test_sinks_that_change_between_steps_are_followed_by_graphs_too():
+    sinks = torch.linspace(-1, 3, 32, dtype=torch.bfloat16, device="cuda")
+    side = Side(sinks=sinks)
+    tables, lengths = groups((12, 4), (20, 10), 40, 16)
+    common = side.common(tables, lengths, [1] * 16)
+    query = side.queries(16)
+    out = side.run(common, query)
+    metadata = side.builder.build(0, common)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        side.run(common, query, out, metadata)
+    sinks.data.copy_(sinks.flip(0) + 2)  # as weights are loaded anew
+    side.builder.build(0, common)
+    graph.replay()
+    check(side, common, out)
 
 
 def test_large_batches_have_a_planner_of_their_own():

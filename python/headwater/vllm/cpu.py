@@ -174,7 +174,6 @@ class HeadwaterCPUImpl(CPUAttentionBackendImpl):
             self.alibi_slopes is not None,
         )
         self._slopes = None if self.alibi_slopes is None else self.alibi_slopes.numpy()
-        self._sinks = None
         self._cache_of = None
         self._cache = None
 
@@ -223,8 +222,8 @@ class HeadwaterCPUImpl(CPUAttentionBackendImpl):
             raise NotImplementedError("headwater: fused output quantization")
         if attn_metadata is None:  # vLLM warms up
             return output
-        if self.sinks is not None and self._sinks is None:  # weights are loaded after the layer is made
-            self._sinks = self.sinks.detach().to(torch.float32).numpy()
+        # At each step: weights are loaded after the layer is made, and may be loaded again.
+        sinks = None if self.sinks is None else self.sinks.detach().to(torch.float32).numpy()
         n = attn_metadata.num_actual_tokens
         _core.run(
             attn_metadata.plan_for(self, kv_cache.shape[0]),
@@ -233,7 +232,7 @@ class HeadwaterCPUImpl(CPUAttentionBackendImpl):
             _array(output[:n]),
             kv_layout="HND",
             alibi_slopes=self._slopes,
-            sinks=self._sinks,
+            sinks=sinks,
             executor=_workers(),
             **self._scales(layer),
         )
