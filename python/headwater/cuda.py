@@ -8,7 +8,7 @@
 
 or, where the device alone knows the page tables, by a DevicePlanner. Arrays are torch's, cupy's or anything with DLPack
 or __cuda_array_interface__, in place. Calls launch on `stream` (torch's or cupy's current one where none is given) and
-return: they neither wait nor allocate, but for DevicePlan and DevicePlanner when these are made.
+return. Only DevicePlan and DevicePlanner allocate, when they are made; an upload waits for the last but one before it.
 """
 
 import struct as _struct

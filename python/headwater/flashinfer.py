@@ -43,13 +43,17 @@ def _options(causal, pos_encoding_mode, window_left, logits_soft_cap, sm_scale):
     )
 
 
-def _num_pages(indices):
-    """The plan is made before the cache is known: pages up to the greatest id; run checks that the cache has them."""
-    return int(indices.max()) + 1 if indices.numel() > 0 else 0
+def _num_pages(indptr, indices):
+    """The plan is made before the cache is known: pages up to the greatest id; run checks that the cache has them.
+
+    What lies behind the last request's ids in a buffer does not count.
+    """
+    used = indices[: int(indptr[-1])] if indptr.numel() > 0 else indices
+    return int(used.max()) + 1 if used.numel() > 0 else 0
 
 
 def _level(qo_indptr, indptr, indices, last_page_len, page_size, num_pages=None):
-    pages = _num_pages(indices) if num_pages is None else num_pages
+    pages = _num_pages(indptr, indices) if num_pages is None else num_pages
     return _core.Level(qo_indptr, indptr, indices, last_page_len, page_size=page_size, num_pages=max(pages, 0))
 
 
@@ -198,7 +202,7 @@ class MultiLevelCascadeAttentionWrapper(_Wrapper):
             if len(values) != self._num_levels:
                 raise ValueError(f"{name} has {len(values)} entries, expected {self._num_levels} (num_levels)")
         tables = [_on_host(*arrays) for arrays in zip(*lists.values())]
-        num_pages = max(_num_pages(indices) for _, _, indices, _ in tables)
+        num_pages = max(_num_pages(indptr, indices) for _, indptr, indices, _ in tables)
         levels = [_level(*arrays, page_size, num_pages) for arrays in tables]
         self._set_plan(
             _shape(num_qo_heads, num_kv_heads, head_dim, q_data_type, kv_data_type),
@@ -264,7 +268,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         host = _on_host(indptr, indices, last_page_len)
         self._set_plan(
             _shape(num_qo_heads, num_kv_heads, head_dim, q_data_type, kv_data_type, o_data_type),
-            _core.Batch(qo_indptr, *host, page_size=page_size, num_pages=_num_pages(host[1])),
+            _core.Batch(qo_indptr, *host, page_size=page_size, num_pages=_num_pages(host[0], host[1])),
             _options(True, pos_encoding_mode, window_left, logits_soft_cap, sm_scale),
             indices,
         )

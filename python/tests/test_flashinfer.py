@@ -185,6 +185,17 @@ def test_refusals():
         wrapper.run(q.float(), (k, v))
 
 
+def test_stale_ids_behind_the_last_request_do_not_count():
+    indptr, indices, last, num_pages = pack((16, 9), 8, 0)
+    q, k, v = make(2, num_pages, 8, (4, 2), 64, torch.float16)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper()
+    outs = []
+    for ids in (indices, torch.cat([indices, ints([num_pages + 7])])):
+        wrapper.plan(indptr, ids, last, 4, 2, 64, 8)
+        outs.append(wrapper.run(q, (k, v)))
+    assert torch.equal(*outs)
+
+
 @pytest.mark.parametrize("wrong", ["page ids", "options"])
 def test_a_refused_plan_leaves_none_in_force(wrong):
     heads = (4, 2)
