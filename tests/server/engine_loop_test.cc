@@ -203,17 +203,23 @@ TEST(EngineLoop, StoppingWaitsAsLongAsItIsToldTo) {
   EXPECT_TRUE(loop.stop_within(std::chrono::seconds(30)));
 }
 
-// What escapes ends the loop with a word, not the process.
-TEST(EngineLoop, SaysThatTheEngineIsOfNoUseAnyMore) {
+/// Hooks that put the words of what the loop failed with into `said`.
+EngineLoopHooks hooks_that_tell(std::promise<std::string>& said) {
   EngineLoopHooks hooks;
-  std::promise<std::string> said;
-  hooks.on_failed = [&](const std::exception_ptr& error) {
+  hooks.on_failed = [&said](const std::exception_ptr& error) {
     try {
       std::rethrow_exception(error);
     } catch (const Error& known) {
       said.set_value(known.what());
     }
   };
+  return hooks;
+}
+
+// What escapes ends the loop with a word, not the process.
+TEST(EngineLoop, SaysThatTheEngineIsOfNoUseAnyMore) {
+  std::promise<std::string> said;
+  EngineLoopHooks hooks = hooks_that_tell(said);
   EngineLoop loop(tiny_engine, std::move(hooks));
   ASSERT_EQ(loop.submit(1, request(1, 900)), EngineLoop::Submitted::accepted);
   ASSERT_TRUE(loop.inspect([](const engine::Engine&) { throw Error(ErrorCode::internal, "cannot be cancelled"); }));
@@ -282,15 +288,8 @@ TEST(EngineLoop, AWaiterOutlivesThePreemptionOfItsPrefixsOwner) {
 }
 
 TEST(EngineLoop, SaysThatTheEngineCouldNotBeMade) {
-  EngineLoopHooks hooks;
   std::promise<std::string> said;
-  hooks.on_failed = [&](const std::exception_ptr& error) {
-    try {
-      std::rethrow_exception(error);
-    } catch (const Error& known) {
-      said.set_value(known.what());
-    }
-  };
+  EngineLoopHooks hooks = hooks_that_tell(said);
   EngineLoop loop([]() -> std::unique_ptr<engine::Engine> { throw Error(ErrorCode::io, "no such model"); },
                   std::move(hooks));
   EXPECT_EQ(said.get_future().get(), "no such model");
