@@ -63,6 +63,7 @@ class Array {
 
  private:
   bool import_torch(nb::handle object);
+  bool exchange_torch(nb::handle object);
   bool import_cuda_interface(nb::handle object, Access access);
   void import_dlpack(nb::handle object, Access access);
   void set_rank(std::size_t rank);
