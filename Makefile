@@ -7,10 +7,10 @@ CUDA_TESTS = $(shell grep -oE 'cuda_[a-z_]+_test' tests/cuda/CMakeLists.txt | so
 CLANG_FORMAT ?= clang-format-16
 SOURCES = $(shell git ls-files '*.cc' '*.c' '*.h' '*.cu' '*.cuh')
 
-.PHONY: help run build test test-cuda test-torch bench format format-check lint install clean
+.PHONY: help run build test test-cuda test-torch test-python-cuda bench format format-check lint install clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 run:  ## build, fetch the example model, answer 16 questions about one document with flat and with cascade attention
 	@tools/install_deps.sh build
@@ -36,6 +36,11 @@ test-cuda:  ## build the CUDA back end (a named subset of its kernels), run its 
 test-torch:  ## install the Python package with torch (several GB) into build/python-torch, run all its tests
 	@tools/install_deps.sh build
 	tools/test_python.sh build/python-torch torch -- $(CMAKE_FLAGS)
+
+test-python-cuda:  ## on a machine with a GPU: install the Python package with torch and CUDA, run its GPU tests; skips fail
+	@tools/install_deps.sh build cuda
+	tools/test_python.sh build/python-cuda cuda -- -DHEADWATER_BUILD_ENGINE=OFF \
+	  '-DHEADWATER_CUDA_ARCHITECTURES=80-real;90a-real' '-DHEADWATER_CUDA_HEAD_DIMS=64;128' $(CMAKE_FLAGS)
 
 bench: build  ## the layer benchmark at its defaults
 	$(BUILD)/cli/headwater bench

@@ -16,6 +16,18 @@ def roomy(capacity):
     return cuda.Capacity(*more)
 
 
+def _needs_another(error):
+    """Whether a DevicePlan made for that plan would take it: it is too large, or of another shape, scale or page size.
+
+    Not where the stream is being captured or another thread uses it: then nothing may be made, or swapped.
+    """
+    return isinstance(error, _core.CapacityExceeded) or str(error).startswith(_OF_ANOTHER_KIND)
+
+
+#: How the library's refusals of a plan begin that differs from the first one of its DevicePlan.
+_OF_ANOTHER_KIND = ("plan.shape is not", "plan.options: ", "plan: page sizes")
+
+
 class DeviceRunner:
     """Holds the plan in force on one device.
 
@@ -37,8 +49,8 @@ class DeviceRunner:
             try:
                 self._plan.upload(plan, stream=self._stream())
                 return
-            except (_core.CapacityExceeded, _core.InvalidArgument):  # too large; or of another shape or scale
-                if self._capacity is not None:
+            except (_core.CapacityExceeded, _core.InvalidArgument) as error:
+                if self._capacity is not None or not _needs_another(error):
                     raise
         made = cuda.DevicePlan(plan.shape, self._capacity or roomy(cuda.Capacity.of(plan)), device=self.device.index)
         made.upload(plan, stream=self._stream())
@@ -50,6 +62,10 @@ class DeviceRunner:
     def _take(self, plan):
         self._plan = plan
         self._workspace = torch.empty(max(plan.workspace_size(), 64), dtype=torch.uint8, device=self.device)
+
+    def rows_written(self):
+        """Query rows of the plan in force; None where a captured run may meet another plan when it is replayed."""
+        return None if torch.cuda.is_current_stream_capturing() else self._plan.stats.num_rows
 
     def run(self, q, kv, out, lse=None, **options):
         """headwater.cuda.run by the plan in force, on torch's current stream."""
@@ -69,6 +85,7 @@ class TableRunner(DeviceRunner):
     def __init__(self, device, shape, options, **limits):
         super().__init__(device)
         self._fixed = True
+        self._rows = None
         self.planner = cuda.DevicePlanner(shape, options, device=self.device.index, **limits)
         self._take(cuda.DevicePlan(shape, self.planner.capacity, device=self.device.index))
 
@@ -77,3 +94,8 @@ class TableRunner(DeviceRunner):
         stream = self._stream()
         self.planner.plan(self._plan, block_table, lengths, qo_indptr, max_rows=max_rows, stream=stream)
         self.planner.copy_status(status, stream=stream)
+        self._rows = block_table.shape[0] if qo_indptr is None else None
+
+    def rows_written(self):
+        """One of each request of the last plan; None with qo_indptr, which only the device reads."""
+        return self._rows

@@ -12,6 +12,8 @@ from ._device_runner import DeviceRunner
 from ._torch_arrays import dtype_name, plain
 
 _LARGEST_PAGE = 64
+#: Arguments of FlashInfer's older `forward` that plans have.
+_PLANNED = ("window_left", "logits_soft_cap", "sm_scale", "rope_scale", "rope_theta")
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
@@ -38,6 +40,8 @@ def _options(causal, pos_encoding_mode, window_left, logits_soft_cap, sm_scale):
             f'pos_encoding_mode = "{pos_encoding_mode}", expected "NONE": apply rotary embeddings before the append, '
             "give ALiBi slopes to headwater.run"
         )
+    if sm_scale == 0:  # the library's word for the default
+        raise _core.Unsupported("sm_scale = 0, expected None (1 / sqrt(head_dim)) or another number")
     return _core.PlanOptions(
         causal=causal, window_left=window_left, logits_soft_cap=logits_soft_cap or 0.0, sm_scale=sm_scale or 0.0
     )
@@ -55,6 +59,11 @@ def _num_pages(indptr, indices):
 def _level(qo_indptr, indptr, indices, last_page_len, page_size, num_pages=None):
     pages = _num_pages(indptr, indices) if num_pages is None else num_pages
     return _core.Level(qo_indptr, indptr, indices, last_page_len, page_size=page_size, num_pages=max(pages, 0))
+
+
+def _numbered(device):
+    """`device`, a CUDA device with its number."""
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 def _cache(paged_kv_cache):
@@ -96,6 +105,8 @@ class _Wrapper:
     def _set_plan(self, shape, batch, options, tables):
         """Plans on the host; on a CUDA device the plan is in force for what follows on the current stream."""
         device = self._device or tables.device
+        if self._runner is not None and self._runner.device != _numbered(device):
+            self._runner, self._scales = None, {}  # a shared-prefix wrapper follows its q
         if device.type == "cpu":
             self._planner = self._planner or _core.Planner()
             self._plan = self._planner.plan(shape, batch, options)
@@ -132,8 +143,10 @@ class _Wrapper:
         if out is None:
             out_type = q.dtype if shape.out_dtype == shape.q_dtype else getattr(torch, _TYPES[shape.out_dtype])
             out = q.new_empty((q.shape[0], q.shape[1], shape.head_dim_vo), dtype=out_type)
+            out[rows:].zero_()  # with use_cuda_graph q may have more rows than the plan
         if return_lse and lse is None:
             lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+            lse[rows:].fill_(-torch.inf)
         scales = dict(k_scale=self._scale(k_scale), v_scale=self._scale(v_scale))
         self._runner.run(q, kv, out, lse, kv_layout=kv_layout, **scales)
         return (out, lse) if return_lse else out
@@ -260,10 +273,11 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         rope_theta=None,
         non_blocking=True,
     ):
-        """indptr int32 [B+1], indices int32, last_page_len int32 [B]; `data_type` sets both q's and kv's type."""
+        """indptr int32 [B+1], indices int32, last_page_len int32 [B]; `data_type` is that of q and kv where theirs is not given."""
         self._plan = None  # a refused plan leaves none
         if data_type is not None:
-            q_data_type, kv_data_type = data_type, kv_data_type or data_type
+            q_data_type = data_type if q_data_type in (None, "float16") else q_data_type
+            kv_data_type = data_type if kv_data_type is None else kv_data_type
         qo_indptr = torch.arange(indptr.shape[0], dtype=torch.int32)
         host = _on_host(indptr, indices, last_page_len)
         self._set_plan(
@@ -281,13 +295,22 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
             k_scale = q_scale if k_scale is None else k_scale * q_scale  # both multiply the scores
         return self._run(q, _cache(paged_kv_cache), out, lse, return_lse, k_scale, v_scale)
 
-    forward = run
-
-    def forward_return_lse(self, q, paged_kv_cache, **options):
+    def run_return_lse(self, q, paged_kv_cache, **options):
         """run with return_lse."""
         return self.run(q, paged_kv_cache, return_lse=True, **options)
 
-    run_return_lse = forward_return_lse
+    def forward(self, q, paged_kv_cache, pos_encoding_mode="NONE", q_scale=None, k_scale=None, v_scale=None, **options):
+        """FlashInfer's older form of run. What it would change of the plan (window_left, sm_scale, ...) is refused."""
+        _options(True, pos_encoding_mode, -1, None, None)
+        changed = sorted(name for name, value in options.items() if value is not None and name in _PLANNED)
+        if changed:
+            raise _core.Unsupported(f"forward: {changed[0]} is given, expected it at plan")
+        kept = {name: value for name, value in options.items() if name not in _PLANNED}
+        return self.run(q, paged_kv_cache, q_scale, k_scale, v_scale, **kept)
+
+    def forward_return_lse(self, q, paged_kv_cache, *options, **named):
+        """forward with return_lse."""
+        return self.forward(q, paged_kv_cache, *options, **named, return_lse=True)
 
 
 class _SharedPrefix(_Wrapper):

@@ -10,6 +10,7 @@ CUDA tensors; on CUDA everything goes to torch's current stream, and all but pag
 """
 
 import itertools
+import math
 import threading
 import weakref
 from collections import OrderedDict
@@ -62,6 +63,7 @@ class PlanHandle(_Handle):
         if self._runner is None:
             _core.run(self.plan, q, kv, out, lse=lse, **options)
         else:
+            _clear_behind(self._runner.rows_written(), out, lse)
             self._runner.run(q, kv, out, lse, **options)
 
 
@@ -91,7 +93,16 @@ class TablePlanHandle(_Handle):
         return cuda.PlanStatus.read(self.status.cpu())
 
     def _run(self, q, kv, out, lse, **options):
+        _clear_behind(self._runner.rows_written(), out, lse)
         self._runner.run(q, kv, out, lse, **options)
+
+
+def _clear_behind(rows, out, lse):
+    """Rows that a plan of `rows` query rows does not write become those without keys: 0 and -inf. None: any row may be."""
+    rows = 0 if rows is None else rows
+    if rows < out.shape[0]:
+        out[rows:].zero_()
+        lse[rows:].fill_(-math.inf)
 
 
 def _handle_of(number: int, kind=_Handle):
@@ -125,7 +136,8 @@ def attend(
     k_scale, v_scale: float32 [1] or [Hkv]; sinks: float32 [Hq], with that option. status: of the TablePlanHandle; not
     read, but given it orders attend behind plan_tables in compiled code. block_table: the one given to plan_tables; not
     read either, but given it stays where it is until then in compiled and captured code.
-    Returns (out [rows, Hq, Dv], lse float32 [rows, Hq], base 2). Raises ValueErrors as headwater.run.
+    Returns (out [rows, Hq, Dv], lse float32 [rows, Hq], base 2). Raises ValueErrors as headwater.run. On CUDA q may have
+    more rows than the plan: theirs are 0, lse -inf.
     """
     out, lse = _outputs(q.detach(), v.shape[-1])
     _handle_of(plan)._run(

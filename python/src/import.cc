@@ -4,6 +4,8 @@
 // device or orders streams.
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <exception>
 #include <limits>
 #include <string>
 #include <utility>
@@ -23,6 +25,13 @@ std::string type_of(nb::handle object) {
 std::string text_of(const nb::object& object) {
   const nb::object text = nb::steal(PyObject_Str(object.ptr()));
   return text.is_valid() ? nb::cast<std::string>(text) : "?";
+}
+
+/// As a tuple, or Python's exception: constructors of nb::tuple believe what they are given.
+nb::tuple tuple_of(const nb::object& object) {
+  PyObject* const made = PySequence_Tuple(object.ptr());
+  if (made == nullptr) nb::raise_python_error();
+  return nb::steal<nb::tuple>(made);
 }
 
 /// DLPack's C exchange interface (DLPackExchangeAPI of dlpack.h 1.3) as far as it is used: a tensor's description
@@ -194,41 +203,59 @@ bool Array::import_torch(nb::handle object) {
 
 bool Array::import_cuda_interface(nb::handle object, Access access) {
   if (!nb::hasattr(object, "__cuda_array_interface__")) return false;
-  const nb::dict description(object.attr("__cuda_array_interface__"));
+  try {
+    const nb::object description = object.attr("__cuda_array_interface__");
+    if (!nb::isinstance<nb::dict>(description)) refuse(name_ + ".__cuda_array_interface__ is no dict");
+    if (!read_cuda_interface(nb::borrow<nb::dict>(description), access)) return false;
+    // The interface does not tell which device; arrays that know have it as cupy does.
+    device_id_ = kAnyDevice;
+    if (nb::hasattr(object, "device") && nb::hasattr(object.attr("device"), "id")) {
+      device_id_ = nb::cast<int>(object.attr("device").attr("id"));
+    }
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& e) {  // Python's, of keys and types
+    refuse(name_ + " has a __cuda_array_interface__ that cannot be read: " + e.what());
+  }
+  device_type_ = nb::device::cuda::value;
+  owner_ = nb::borrow(object);
+  return true;
+}
+
+/// False for types that it has no letters for, bfloat16 for one: DLPack may have them.
+bool Array::read_cuda_interface(const nb::dict& description, Access access) {
   const auto text = nb::cast<std::string>(description["typestr"]);
-  if (text.size() < 3 || text[0] == '>') return false;
-  const int bytes = std::atoi(text.c_str() + 2);
-  const Code code = text[1] == 'f' ? Code::Float : text[1] == 'i' ? Code::Int : Code::UInt;
-  if ((text[1] != 'f' && text[1] != 'i' && text[1] != 'u') || bytes < 1 || bytes > 8) return false;
-  const nb::tuple shape(description["shape"]);
+  const int bytes = text.size() == 3 ? text[2] - '0' : 0;
+  const char kind = text.size() == 3 && text[0] != '>' ? text[1] : '?';
+  if ((kind != 'f' && kind != 'i' && kind != 'u') || bytes < 1 || bytes > 8) return false;
+  const Code code = kind == 'f' ? Code::Float : kind == 'i' ? Code::Int : Code::UInt;
+  const nb::tuple shape = tuple_of(description["shape"]);
   set_rank(nb::len(shape));
   std::int64_t dense = 1;
   for (std::size_t i = rank_; i-- > 0;) {
     shape_[i] = nb::cast<std::int64_t>(shape[i]);
     stride_[i] = dense;
-    dense *= shape_[i];
+    if (shape_[i] < 0 || __builtin_mul_overflow(dense, std::max<std::int64_t>(shape_[i], 1), &dense)) {
+      refuse(name_ + ".shape[" + std::to_string(i) + "] = " + std::to_string(shape_[i]) +
+             ", expected a size of memory");
+    }
   }
   if (description.contains("strides") && !description["strides"].is_none()) {
-    const nb::tuple strides(description["strides"]);
+    const nb::tuple strides = tuple_of(description["strides"]);
+    if (nb::len(strides) != rank_) refuse(name_ + " has not as many strides as dimensions");
     for (std::size_t i = 0; i < rank_; ++i) {
       const auto stride = nb::cast<std::int64_t>(strides[i]);
-      if (stride % bytes != 0) refuse_type(object, name_);
+      if (stride % bytes != 0) refuse(name_ + ".strides[" + std::to_string(i) + "] is no multiple of its elements");
       stride_[i] = stride / bytes;
     }
   }
-  const nb::tuple data(description["data"]);
+  const nb::tuple data = tuple_of(description["data"]);
+  if (nb::len(data) != 2) refuse(name_ + " has no (address, read-only) in its __cuda_array_interface__");
   if (access == Access::write && nb::cast<bool>(data[1])) {
     refuse(name_ + " is read-only, expected an array to write to");
   }
   data_ = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(data[0]));
   dtype_ = {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(bytes * 8), 1};
-  device_type_ = nb::device::cuda::value;
-  // The interface does not tell which device; arrays that know have it as cupy does.
-  device_id_ = kAnyDevice;
-  if (nb::hasattr(object, "device") && nb::hasattr(object.attr("device"), "id")) {
-    device_id_ = nb::cast<int>(object.attr("device").attr("id"));
-  }
-  owner_ = nb::borrow(object);
   return true;
 }
 

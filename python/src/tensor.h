@@ -65,6 +65,7 @@ class Array {
   bool import_torch(nb::handle object);
   bool exchange_torch(nb::handle object);
   bool import_cuda_interface(nb::handle object, Access access);
+  bool read_cuda_interface(const nb::dict& description, Access access);
   void import_dlpack(nb::handle object, Access access);
   void set_rank(std::size_t rank);
   void expect_vector(nb::dlpack::dtype_code code, int bits, const char* expected) const;

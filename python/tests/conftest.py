@@ -7,6 +7,7 @@ import pytest
 
 import headwater
 import reference
+from skips import pytest_addoption, pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401, hooks
 
 
 @dataclasses.dataclass

@@ -70,6 +70,31 @@ def test_attend_in_a_graph():
         handle.upload()
 
 
+def test_rows_behind_the_plan_are_empty():
+    on = OnDevice()
+    rows = len(on.q)
+    q = torch.cat([on.q, on.q[:3]])
+    capacity = cuda.Capacity.of(on.plan)
+    handle = ops.PlanHandle(on.plan, "cuda", cuda.Capacity(rows + 3, 4096, 4096, capacity.max_partials + 4096))
+    torch.full((1 << 20,), float("nan"), device="cuda")  # what new memory may hold
+    out, lse = ops.attend(q, on.k, on.v, handle.id)
+    on.check(out[:rows], lse[:rows])
+    assert (out[rows:] == 0).all() and (lse[rows:] == -torch.inf).all()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = ops.attend(q, on.k, on.v, handle.id)
+    for _ in range(2):
+        out.fill_(float("nan"))
+        graph.replay()
+        on.check(out[:rows], lse[:rows])
+        assert (out[rows:] == 0).all() and (lse[rows:] == -torch.inf).all()
+
+    wrapper, (q, k, v), plan = decode((40, 9, 16, 300), graph=True)
+    plan((40, 9))
+    out, lse = wrapper.run(q, (k, v), return_lse=True)
+    assert (out[2:] == 0).all() and (lse[2:] == -torch.inf).all() and not (out[:2] == 0).all()
+
+
 @pytest.mark.parametrize("mode", ["compiled", "graph"])
 def test_tables_on_the_device(mode):
     on = OnDevice()

@@ -211,3 +211,44 @@ def test_a_refused_plan_leaves_none_in_force(wrong):
             wrapper.plan(indptr, indices, last, *heads, 64, 8, window_left=-7)
     with pytest.raises(NotImplementedError, match="after a plan that was refused"):
         wrapper.run(q, (k, v))
+
+
+def planned(**options):
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(None)
+    indptr, indices, last, num_pages = pack((5, 17, 8), 8, 0)
+    options = {"q_data_type": "float32"} | options
+    wrapper.plan(indptr, indices, last, 4, 2, 64, 8, **options)
+    return wrapper, make(3, num_pages, 8, (4, 2), 64, torch.float32)
+
+
+def test_data_type_fills_in_what_is_not_given():
+    f32, f16, bf16 = torch.float32, torch.float16, torch.bfloat16
+    for given, want in (
+        (dict(q_data_type="float16", data_type=bf16), ("bf16", "bf16")),
+        (dict(q_data_type=f32, data_type=bf16), ("f32", "bf16")),
+        (dict(q_data_type=f32, kv_data_type=f16, data_type=bf16), ("f32", "f16")),
+        (dict(q_data_type=None, data_type=bf16), ("bf16", "bf16")),
+    ):
+        shape = planned(**given)[0]._plan.shape
+        assert (shape.q_dtype, shape.kv_dtype) == want
+
+
+def test_the_older_forward_takes_its_own_arguments():
+    wrapper, (q, k, v) = planned()
+    want = wrapper.run(q, (k, v), k_scale=0.5)
+    assert torch.equal(wrapper.forward(q, (k, v), "NONE", None, 0.5), want)
+    out, lse = wrapper.forward_return_lse(q, (k, v), "NONE", k_scale=0.5)
+    assert torch.equal(out, want) and lse.shape == (3, 4)
+    assert torch.equal(wrapper.forward(q, (k, v), k_scale=0.5, sm_scale=None, rope_theta=None), want)
+    with pytest.raises(NotImplementedError, match='pos_encoding_mode = "ALIBI"'):
+        wrapper.forward(q, (k, v), "ALIBI")
+    for name in ("window_left", "logits_soft_cap", "sm_scale"):
+        with pytest.raises(NotImplementedError, match=f"forward: {name} is given, expected it at plan"):
+            wrapper.forward(q, (k, v), **{name: 3})
+    with pytest.raises(TypeError, match="no_such"):
+        wrapper.forward(q, (k, v), no_such=1)
+
+
+def test_a_scale_of_zero_is_not_the_default():
+    with pytest.raises(NotImplementedError, match="sm_scale = 0, expected None"):
+        planned(sm_scale=0.0)

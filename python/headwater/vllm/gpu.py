@@ -8,6 +8,7 @@ ALiBi, long prefills, context parallelism, ...) goes to it: docs/vllm.md has the
 
 import dataclasses
 import functools
+import weakref
 
 import torch
 from vllm import _custom_ops as ops
@@ -134,6 +135,9 @@ class HeadwaterBuilder(FlashAttentionMetadataBuilder):
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         common = common_attn_metadata
+        has_foreign_layers = self._has_foreign_layers()
+        if has_foreign_layers and not self._impls:  # windowed groups of hybrid models: no step of theirs is Headwater's
+            return super().build(0, common, fast_build)
         requests, rows = self._ours(common)
         self.meter.report()
         self.meter.step("decode" if rows == common.num_actual_tokens else "mixed" if rows else "prefill")
@@ -144,7 +148,8 @@ class HeadwaterBuilder(FlashAttentionMetadataBuilder):
         rest = whole = None
         if rows < common.num_actual_tokens:
             rest = super().build(0, _behind(common, requests, rows), fast_build)
-        has_foreign_layers = self._has_foreign_layers()
+            if has_foreign_layers and rest.scheduler_metadata is not None:  # a buffer that the next build writes again
+                rest.scheduler_metadata = rest.scheduler_metadata.clone()
         refresh_sinks(self._impls)
         if has_foreign_layers:
             whole = super().build(0, common, fast_build)
@@ -280,8 +285,8 @@ class HeadwaterImpl(FlashAttentionImpl):
         self.plan_key = (self.scale, self.logits_soft_cap, self.sinks is not None)
         self.shape = None
         self.sinks32 = None  # fp32, at one place from the first step on
-        self._cache_address = None
-        self._cache = None
+        self._cache = None  # weakly, the cache whose views are kept
+        self._kv = None
 
     def _not_ours(self):
         if self.attn_type != AttentionType.DECODER:
@@ -358,11 +363,16 @@ class HeadwaterImpl(FlashAttentionImpl):
         return self.sinks32
 
     def _views(self, kv_cache):
-        """(k, v), each [blocks, block, Hkv, D], of [blocks, Hkv, block, 2 D]; any strides."""
-        if kv_cache.data_ptr() != self._cache_address:
-            self._cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
-            self._cache_address = kv_cache.data_ptr()
-        return self._cache
+        """(k, v), each [blocks, block, Hkv, D], of [blocks, Hkv, block, 2 D]; any strides. Kept as long as the cache is."""
+        if self._cache is None or self._cache() is not kv_cache:
+            self._cache = weakref.ref(kv_cache, self._forget_views)
+            self._kv = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        return self._kv
+
+    def _forget_views(self, gone):
+        """They would keep the memory of a cache that vLLM gave up, the profiling run's for instance."""
+        if gone is self._cache:
+            self._cache = self._kv = None
 
     def _forward_flash(self, layer, query, key, value, kv_cache, attn_metadata, output):
         if self._fp8 and self._flash.supports_quant_query_input:
