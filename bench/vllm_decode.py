@@ -103,8 +103,9 @@ def greedy(llm, vocabulary):
     return found
 
 
-def compare(title, a, b):
-    """One line: equal requests; of the others, where they first differ, the gap between the two best on side a."""
+def differences(a, b):
+    """(requests with equal tokens, of the others: gaps between the two best on side a where they first differ, how many
+    of them took the second best, the median of all gaps)."""
     gaps, swapped, equal = [], 0, 0
     for x, y, best in zip(a["tokens"], b["tokens"], a["best"]):
         at = next((i for i, (p, q) in enumerate(zip(x, y)) if p != q), None)
@@ -113,7 +114,12 @@ def compare(title, a, b):
             continue
         gaps.append(best[at][0])
         swapped += best[at][1] == y[at]
-    usual = statistics.median(gap for best in a["best"] for gap, _ in best)
+    return equal, gaps, swapped, statistics.median(gap for best in a["best"] for gap, _ in best)
+
+
+def compare(title, a, b):
+    """One line of differences()."""
+    equal, gaps, swapped, usual = differences(a, b)
     text = f"{title}: {equal} of {len(a['tokens'])} requests equal in all {len(a['tokens'][0])} tokens"
     if gaps:
         text += (

@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
 #include <utility>
 
 #include "cli/command.h"
@@ -49,7 +51,7 @@ struct ServingFlags {
   std::string json;
   std::string plot;
   double timeout = 120;
-  std::uint64_t seed = 1;
+  std::optional<std::uint64_t> seed;
   bool quiet = false;
 };
 
@@ -72,7 +74,7 @@ class ServingRun {
     }
     for (const auto& server : servers_) server->find_model();
     serving::PromptMaker maker(servers_.front()->client(), servers_.front()->model(), flags_.endpoint == "chat",
-                               flags_.seed);
+                               *flags_.seed);
     if (flags_.trace.empty()) {
       levels(maker);
     } else {
@@ -336,7 +338,8 @@ void add_flags(CLI::App& command, ServingFlags& flags) {
   command.add_option("--timeout", flags.timeout, "seconds without a byte after which a request has failed")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command.add_option("--seed", flags.seed, "seed of the words")->capture_default_str();
+  command.add_option("--seed", flags.seed,
+                     "seed of the words; default: 1, with --cold one of the moment, or a second run would not be cold");
   command.add_flag("--quiet", flags.quiet, "no progress bar");
 }
 
@@ -353,6 +356,7 @@ void check_flags(ServingFlags& flags) {
     throw CLI::ValidationError("--serve-flags", "not with a COMMAND of --pair, which has its own");
   if (!trace && flags.concurrency.empty()) flags.concurrency = {4, 8};
   if (!trace && flags.max_tokens == 0) flags.max_tokens = 128;
+  if (!flags.seed) flags.seed = flags.cold ? std::random_device{}() : 1;
   if (flags.rounds == 0) flags.rounds = flags.pair.empty() ? 1 : 6;
 }
 

@@ -32,9 +32,9 @@ struct Counters {
 };
 
 /// The counters that are kept: headwater_NAME_total.
-inline constexpr std::array<std::string_view, 11> kTotals = {
+inline constexpr std::array<std::string_view, 12> kTotals = {
     "kv_bytes_read", "kv_bytes_saved", "cascade_spans",     "cascade_shared_tokens", "cascade_member_sequences",
     "steps",         "step_seconds",   "attention_seconds", "append_seconds",        "product_seconds",
-    "plan_seconds"};
+    "plan_seconds",  "forward_seconds"};
 
 }  // namespace headwater::serving

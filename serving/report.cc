@@ -59,10 +59,15 @@ void add_counter_remarks(const LevelResult& level, const Counters& counters, std
   if (const double steps = counters.total("steps"); steps > 0) {
     const double whole = counters.total("step_seconds");
     const auto share = [&](const char* name) { return 100 * counters.total(name) / whole; };
-    const double rest = 100 - share("product_seconds") - share("attention_seconds") - share("append_seconds");
+    const double kernels = share("product_seconds") + share("attention_seconds") + share("append_seconds");
+    // Norms and the like are the model's, scheduling, planning, sampling and detokenising are not.
+    const bool split = counters.total("forward_seconds") > 0;
+    const std::string rest = split ? fmt::format("the model's small operations {:.1f} %, no model {:.1f} %",
+                                                 share("forward_seconds") - kernels, 100 - share("forward_seconds"))
+                                   : fmt::format("the rest {:.1f} %", 100 - kernels);
     out.push_back(
-        fmt::format("{}: {:.0f} steps of {:.1f} ms: products {:.1f} %, attention {:.1f} %, appends {:.1f} %, the "
-                    "rest {:.1f} % (planning {:.1f} %)",
+        fmt::format("{}: {:.0f} steps of {:.1f} ms: products {:.1f} %, attention {:.1f} %, appends {:.1f} %, {} "
+                    "(planning {:.1f} %)",
                     place(level), steps, 1e3 * whole / steps, share("product_seconds"), share("attention_seconds"),
                     share("append_seconds"), rest, share("plan_seconds")));
     out.push_back(fmt::format("{}: between steps {:.1f} % of the time", place(level),

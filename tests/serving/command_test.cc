@@ -69,6 +69,22 @@ TEST_F(BenchServing, ChatSendsSystemAndUser) {
   EXPECT_FALSE(body.contains("ignore_eos"));
 }
 
+TEST_F(BenchServing, ColdIsColdInASecondRunToo) {
+  const FakeServer server({});
+  for (const char* flags : {"--cold", "--cold", "", "", "--cold --seed 7", "--cold --seed 7"}) {
+    ASSERT_EQ(bench(server, std::string(kSmall) + "--concurrency 1 " + flags).code, 0) << flags;
+  }
+  const std::vector<json> sent = server.completions();  // without --cold one more before each, that warms the cache
+  ASSERT_EQ(sent.size(), 8U);
+  const auto document = [&](std::size_t i) {
+    const json& prompt = sent[i].at("prompt");
+    return std::vector<json>(prompt.begin(), prompt.begin() + 32);
+  };
+  EXPECT_NE(document(0), document(1));
+  EXPECT_EQ(document(3), document(5));
+  EXPECT_EQ(document(6), document(7));
+}
+
 TEST_F(BenchServing, KeyFromFlagOrEnvironment) {
   FakeOptions script;
   script.api_key = "secret";

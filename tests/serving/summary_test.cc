@@ -100,6 +100,11 @@ TEST(Report, SaysWhichPathRan) {
       "concurrency 4: 100 steps of 18.0 ms: products 50.0 %, attention 40.0 %, appends 1.0 %, the rest 9.0 % (planning "
       "2.0 %)\n"
       "concurrency 4: between steps 10.0 % of the time\n");
+  level.counters->totals["forward_seconds"] = 1.71;
+  EXPECT_NE(
+      all_remarks(level).find("appends 1.0 %, the model's small operations 4.0 %, no model 5.0 % (planning 2.0 %)"),
+      std::string::npos)
+      << all_remarks(level);
 }
 
 TEST(Report, ExplainsAPair) {
