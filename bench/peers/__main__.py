@@ -30,7 +30,8 @@ examples, from the root of the repository:
   python -m bench.peers --list > cells.txt && headwater bench --device cuda --cells cells.txt
   python -m bench.peers --dry-run --cells 'tot_*' --csv dry.csv         # everything but the GPU: needs numpy
 
-Exit status: 0 all that was asked for was measured or could not run here; 1 an arm failed or was wrong; 3 time ran out.
+Exit status: 0 all that was asked for was measured or could not run here; 1 an arm failed or was wrong; 2 wrong arguments,
+files or device; 3 time ran out.
 """
 
 ARMS = {
@@ -61,6 +62,10 @@ DRY_ARMS = {
 }
 
 
+class UsageError(Exception):
+    """What was asked for cannot be begun; the reason."""
+
+
 def arguments(argv):
     parser = argparse.ArgumentParser(
         prog="python -m bench.peers", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -85,6 +90,9 @@ def arguments(argv):
         parser.error(f"--rounds {options.rounds}, expected at least {measure.LEAST_ROUNDS}")
     if options.csv and not options.append and os.path.exists(options.csv):
         parser.error(f"--csv {options.csv} exists: --append measures what it lacks")
+    for flag, path in (("--csv", options.csv), ("--markdown", options.markdown)):
+        if path and not os.path.isdir(os.path.dirname(path) or "."):
+            parser.error(f"{flag} {path}: there is no such folder")
     return options
 
 
@@ -93,7 +101,7 @@ def chosen(names, patterns, what):
     wanted = [pattern.strip() for pattern in patterns.split(",")]
     for pattern in wanted:
         if not fnmatch.filter(names, pattern):
-            raise SystemExit(f"--{what} {pattern}: there is no such name; there are {', '.join(names)}")
+            raise UsageError(f"--{what} {pattern}: there is no such name; there are {', '.join(names)}")
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)]
 
 
@@ -105,7 +113,7 @@ def chosen_cells(options):
                 raise ValueError(f"--heads {options.heads}, expected q heads/KV heads/head size, q heads a multiple of KV heads")
             return [cells.Cell(options.forest.replace(" ", "_"), *heads, cells.parse(options.forest))]
         except ValueError as error:
-            raise SystemExit(str(error)) from None
+            raise UsageError(str(error)) from None
     by_name = {cell.name: cell for cell in cells.standard()}
     return [by_name[name] for name in chosen(list(by_name), options.cells, "cells")]
 
@@ -136,22 +144,29 @@ def progress(done, count, name, begin):
     print(f"\r{text:100}" if sys.stderr.isatty() else text, end=end, file=sys.stderr, flush=True)
 
 
+def read_all(paths):
+    try:
+        return [row for path in paths for row in report.read(path)]
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error)) from None
+
+
 def run_cells(options, wanted, begin):
     """Measures; returns (rows, whether time ran out)."""
     arms = DRY_ARMS if options.dry_run else ARMS
     arms = {name: arms[name] for name in chosen(list(arms), options.arms, "arms")}
-    rows = report.read(options.csv) if options.csv and os.path.exists(options.csv) else []
-    present = {(row["cell"], row["arm"]) for row in rows}
-    left = [cell for cell in wanted if any((cell.name, name) not in present for name in arms)]
+    rows = read_all([options.csv]) if options.csv and os.path.exists(options.csv) else []
+    present = report.latest(rows)
+    left = [cell for cell in wanted if any(name not in present.get(cell.name, {}) for name in arms)]
     if not left:
         return rows, False
     try:
         on = device.Host() if options.dry_run else device.Cuda()
     except (ImportError, RuntimeError) as error:
-        raise SystemExit(f"bench.peers: {error}") from None
+        raise UsageError(str(error)) from None
     arms = usable(arms)
-    settings = dict(rounds=options.rounds, seconds=options.cell_seconds, ceilings=on.ceilings())
-    print("ceilings: {:.3g} bytes/s, {:.3g} flop/s".format(*settings["ceilings"]), file=sys.stderr)
+    settings = dict(rounds=options.rounds, seconds=options.cell_seconds, product_rate=on.product_rate())
+    print(f"a large product: {settings['product_rate']:.3g} flop/s", file=sys.stderr)
     settings["run"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     longest = 0.0
     for done, cell in enumerate(left):
@@ -174,14 +189,23 @@ def run_cells(options, wanted, begin):
 
 
 def main(argv=None):
-    begin = time.monotonic()
     options = arguments(argv)
+    try:
+        return answer(options)
+    except UsageError as error:
+        print(f"bench.peers: {error}", file=sys.stderr)
+        return 2
+
+
+def answer(options):
+    """Does what the options ask for; returns the exit status."""
+    begin = time.monotonic()
     wanted = chosen_cells(options)
     if options.list:
         print("\n".join(map(cells.notation, wanted)))
         return 0
     if options.report:
-        rows, late = [row for path in options.report for row in report.read(path)], False
+        rows, late = read_all(options.report), False
     else:
         rows, late = run_cells(options, wanted, begin)
     text = report.markdown(rows)
@@ -190,7 +214,7 @@ def main(argv=None):
             file.write(text)
     else:
         print(text)
-    failed = any(row["status"] == "failed" for row in rows)
+    failed = any(row["status"] == "failed" for arms in report.latest(rows).values() for row in arms.values())
     return 1 if failed else 3 if late else 0
 
 

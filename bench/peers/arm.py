@@ -29,7 +29,6 @@ class Inputs:
         self.q = device.normal(cell.num_requests, cell.num_qo_heads, dim)
         side = lambda: device.normal(self.tables.num_pages, PAGE, heads, dim)  # noqa: E731
         self.copies = [(side(), side()) for _ in range(device.num_copies(cell.distinct_bytes))]
-        self._reference = None
 
     @functools.cached_property
     def csr(self):
@@ -41,14 +40,13 @@ class Inputs:
         """[requests, most pages], on the device."""
         return self.device.ints(self.tables.block_table())
 
+    @functools.cached_property
     def reference(self):
         """(rows, out [rows, Hq, D], natural lse [rows, Hq]) in double precision, on the last copy."""
-        if self._reference is None:
-            count = self.cell.num_requests
-            rows = sorted({round(i * (count - 1) / (CHECKED_ROWS - 1)) for i in range(CHECKED_ROWS)})
-            outs, lses = zip(*map(self._attend, rows))
-            self._reference = rows, self.device.np.stack(outs), self.device.np.stack(lses)
-        return self._reference
+        count = self.cell.num_requests
+        rows = sorted({round(i * (count - 1) / (CHECKED_ROWS - 1)) for i in range(CHECKED_ROWS)})
+        outs, lses = zip(*map(self._attend, rows))
+        return rows, self.device.np.stack(outs), self.device.np.stack(lses)
 
     def _attend(self, row):
         device, cell, np = self.device, self.cell, self.device.np
@@ -64,7 +62,7 @@ class Inputs:
 
     def errors(self, out, lse=None):
         """(of out, of lse or None) at the reference's rows; NaN where anything is not finite."""
-        rows, want_out, want_lse = self.reference()
+        rows, want_out, want_lse = self.reference
         got = self.device.double(out)[rows]
         error = float(((got - want_out) ** 2).sum() / (want_out**2).sum()) ** 0.5
         if lse is None:

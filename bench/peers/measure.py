@@ -1,5 +1,6 @@
 """One cell: every arm prepared and checked, then all of them timed in turns, round by round; a row an arm."""
 
+import contextlib
 import statistics
 import time
 
@@ -10,44 +11,50 @@ PLANNED = 7  # times that an arm plans, for the median
 
 COLUMNS = (
     "cell arm library version status reason path shared requests median_us p10_us p90_us min_us rounds calls plan_us plan_on "
-    "out_error lse_error distinct_bytes flat_bytes kv_bytes_read floor_us products_us device run"
+    "out_error lse_error distinct_bytes flat_bytes kv_bytes_read products_us device run"
 ).split()
 
 
-def measure(cell, arms, device, *, rounds, seconds, ceilings, run):
+def measure(cell, arms, device, *, rounds, seconds, product_rate, run):
     """Rows (dicts of COLUMNS) of one cell, one an arm of `arms` (name -> function that makes it).
 
-    Rounds end early once `seconds` have passed with them, but not before LEAST_ROUNDS. `ceilings`: bytes/s of reading and
-    flop/s of products that the device reaches. `run` names the run in the rows.
+    Rounds end early once `seconds` have passed with them, but not before LEAST_ROUNDS. `product_rate`: flop/s that the
+    device reaches. `run` names the run in the rows.
     """
-    read_rate, product_rate = ceilings
     common = dict(
         cell=cell.name, shared=int(cell.is_shared), requests=cell.num_requests, distinct_bytes=cell.distinct_bytes,
-        flat_bytes=cell.flat_bytes, floor_us=cell.distinct_bytes / read_rate * 1e6,
-        products_us=cell.flops / product_rate * 1e6, device=device.name, run=run,
+        flat_bytes=cell.flat_bytes, products_us=cell.flops / product_rate * 1e6, device=device.name, run=run,
     )  # fmt: skip
     rows = {name: dict.fromkeys(COLUMNS, "") | common | dict(arm=name) for name in arms}
     inputs = Inputs(device, cell)
     ready = {}
     for name, make in arms.items():
-        try:
+        with _noted(rows[name], device):
             ready[name] = _ready(make, inputs, rows[name])
-        except Unavailable as error:
-            rows[name] |= dict(status="not run", reason=str(error))
-        except NotServed as error:
-            rows[name] |= dict(status="not served", reason=str(error))
-        except Exception as error:  # a peer's failure is a result, not the end
-            rows[name] |= dict(status="failed", reason=f"{type(error).__name__}: {error}".replace("\n", " ")[:300])
-            device.synchronize()  # raises where the failure has taken the whole device with it: then it is the end
     for name, times in _in_turns(device, ready, rounds, seconds).items():
         arm, graph = ready[name]
-        tenths = statistics.quantiles(times, n=10)
-        rows[name] |= dict(
-            status="ok", median_us=statistics.median(times), p10_us=tenths[0], p90_us=tenths[-1], min_us=min(times),
-            rounds=len(times), calls=graph.num_calls, path=arm.path(), plan_us=_planning(arm, device),
-            plan_on="device" if arm.plans_on_device else "host",
-        )  # fmt: skip
+        tenths = statistics.quantiles(times, n=10, method="inclusive")
+        with _noted(rows[name], device):
+            rows[name] |= dict(
+                status="ok", median_us=statistics.median(times), p10_us=tenths[0], p90_us=tenths[-1], min_us=min(times),
+                rounds=len(times), calls=graph.num_calls, path=arm.path(), plan_us=_planning(arm, device),
+                plan_on="device" if arm.plans_on_device else "host",
+            )  # fmt: skip
     return list(rows.values())
+
+
+@contextlib.contextmanager
+def _noted(row, device):
+    """What keeps an arm from its result is the row's status: a peer's failure is a result, not the end."""
+    try:
+        yield
+    except Unavailable as error:
+        row |= dict(status="not run", reason=str(error))
+    except NotServed as error:
+        row |= dict(status="not served", reason=str(error))
+    except Exception as error:
+        row |= dict(status="failed", reason=f"{type(error).__name__}: {error}".replace("\n", " ")[:300])
+        device.synchronize()  # raises where the failure has taken the whole device with it: then it is the end
 
 
 def _ready(make, inputs, row):

@@ -6,14 +6,15 @@ import statistics
 
 from .measure import COLUMNS
 
-OURS, FLOOR = "headwater", "floor"
+OURS = "hw_auto"  # the arm that a user gets: it is set beside the best peer
+NO_PEERS = ("headwater", "floor")  # libraries
 
 
 def read(path):
     """Rows of a file that this module wrote."""
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
-        if reader.fieldnames != list(COLUMNS):
+        if reader.fieldnames != COLUMNS:
             raise ValueError(f"{path}: columns {reader.fieldnames}, expected {COLUMNS}")
         return list(reader)
 
@@ -45,40 +46,35 @@ def latest(rows):
 def markdown(rows):
     """The report: a table of cells, means, losses, planning, and what did not run."""
     cells = latest(rows)
-    compared = {name: arms for name, arms in cells.items() if _best(arms, _is_peer) and _times(arms, _is_ours)}
-    parts = [_about(rows), _table(cells), _means(compared), _losses(compared), _planning(cells), _missing(cells)]
+    compared = {name: arms for name, arms in cells.items() if _best_peer(arms) and OURS in _times(arms)}
+    parts = [_about(cells), _table(cells, compared), _means(compared), _losses(compared), _planning(cells), _missing(cells)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _is_ours(row):
-    return row["library"] == OURS
-
-
-def _is_peer(row):
-    return row["library"] not in (OURS, FLOOR)
-
-
-def _times(arms, wanted=lambda row: True):
+def _times(arms):
     """{arm: microseconds} of what was measured."""
-    return {name: float(row["median_us"]) for name, row in arms.items() if row["status"] == "ok" and wanted(row)}
+    return {name: float(row["median_us"]) for name, row in arms.items() if row["status"] == "ok"}
 
 
-def _best(arms, wanted):
+def _best_peer(arms):
     """(microseconds, arm) of the quickest, or None."""
-    return min(((us, name) for name, us in _times(arms, wanted).items()), default=None)
+    return min(((us, name) for name, us in _times(arms).items() if arms[name]["library"] not in NO_PEERS), default=None)
 
 
-def _auto(arms):
-    """Time of the arm that a user gets: `hw_auto`, else the first of ours."""
-    times = _times(arms, _is_ours)
-    return times.get("hw_auto", next(iter(times.values())))
+def _ratio(arms):
+    """Of our time to the best peer's: below 1 ours is quicker."""
+    return _times(arms)[OURS] / _best_peer(arms)[0]
 
 
 def _limit(arms):
-    """The least time: of reading every page once, measured if it was, or of the products."""
-    row = next(iter(arms.values()))
-    read = _times(arms).get("read_once", float(row["floor_us"]))
-    return max(read, float(row["products_us"]))
+    """The least time: of reading every page once, or of the products; None where no kernel read."""
+    read = _times(arms).get("read_once")
+    return read and max(read, float(arms["read_once"]["products_us"]))
+
+
+def _names(cells):
+    """Of arms, in the order in which they were measured."""
+    return list(dict.fromkeys(name for arms in cells.values() for name in arms))
 
 
 def _lines(head, body):
@@ -86,30 +82,28 @@ def _lines(head, body):
     return "\n".join(out + ["| " + " | ".join(line) + " |" for line in body])
 
 
-def _about(rows):
-    libraries = {f"{row['library']} {row['version']}".strip() for row in rows if row["library"] not in ("", FLOOR)}
+def _about(cells):
+    rows = [row for arms in cells.values() for row in arms.values()]
+    libraries = {f"{row['library']} {row['version']}".strip() for row in rows if row["library"] not in ("", "floor")}
     devices, runs = ({row[key] for row in rows} for key in ("device", "run"))
     spreads = [(float(r["p90_us"]) - float(r["p10_us"])) / float(r["median_us"]) for r in rows if r["status"] == "ok"]
     spread = f" Spread (p90 - p10 of the rounds): {statistics.median(spreads):.1%} of the median." if spreads else ""
     return (
         f"Microseconds of one attention call, medians; {', '.join(sorted(devices))}; {', '.join(sorted(libraries))}; "
-        f"{len(runs)} run{'s' if len(runs) > 1 else ''}.{spread} **limit**: reading every distinct page once, or the "
-        "products, whichever takes longer. **bold**: `hw_auto` is slower than the best peer."
+        f"{len(runs)} run{'s' if len(runs) > 1 else ''}.{spread} **limit**: `read_once`, or the products at the rate of "
+        f"a large matrix product, whichever takes longer. **bold**: `{OURS}` is slower than the best peer."
     )
 
 
-def _table(cells):
-    order = {}
-    for arms in cells.values():
-        order |= {name: None for name in arms}
-    shown = [name for name in order if any(name in _times(arms) for arms in cells.values())]
+def _table(cells, compared):
+    shown = [name for name in _names(cells) if any(name in _times(arms) for arms in cells.values())]
     body = []
     for cell, arms in cells.items():
-        times, best = _times(arms), _best(arms, _is_peer)
-        line = [cell, f"{_limit(arms):.1f}"] + [f"{times[name]:.1f}" if name in times else "-" for name in shown]
-        if best and _times(arms, _is_ours):
-            ratio = f"{_auto(arms) / best[0]:.2f}"
-            line += [best[1], f"**{ratio}**" if _auto(arms) > best[0] else ratio]
+        times = _times(arms)
+        line = [cell] + [f"{time:.1f}" if time else "-" for time in (_limit(arms), *map(times.get, shown))]
+        if cell in compared:
+            ratio = f"{_ratio(arms):.2f}"
+            line += [_best_peer(arms)[1], f"**{ratio}**" if _ratio(arms) > 1 else ratio]
         else:
             line += ["-", "-"]
         body.append(line)
@@ -119,43 +113,34 @@ def _table(cells):
 def _means(compared):
     if not compared:
         return ""
-    body = []
+    body, mean = [], statistics.geometric_mean
     for word, shared in (("shared", "1"), ("unshared", "0")):
         group = [arms for arms in compared.values() if next(iter(arms.values()))["shared"] == shared]
         if not group:
             continue
-        names = {name for arms in group for name in _times(arms)}
-        for name in sorted(names):
+        for name in sorted({name for arms in group for name in _times(arms)}):
             having = [arms for arms in group if name in _times(arms)]
-            mean = statistics.geometric_mean
-            body.append(
-                [
-                    word, name, f"{len(having)} of {len(group)}",
-                    f"{mean(_times(arms)[name] / _limit(arms) for arms in having):.2f}",
-                    f"{mean(_times(arms)[name] / _best(arms, _is_peer)[0] for arms in having):.3f}",
-                ]
-            )  # fmt: skip
+            to_limit = [_times(arms)[name] / _limit(arms) for arms in having if _limit(arms)]
+            to_peer = [_times(arms)[name] / _best_peer(arms)[0] for arms in having]
+            means = f"{mean(to_limit):.2f}" if to_limit else "-", f"{mean(to_peer):.3f}"
+            body.append([word, name, f"{len(having)} of {len(group)}", *means])
     return "Geometric means:\n\n" + _lines(["cells", "arm", "measured in", "/ limit", "/ best peer"], body)
 
 
 def _losses(compared):
-    lost = [
-        (_auto(arms) / best[0], cell, best[1])
-        for cell, arms in compared.items()
-        if (best := _best(arms, _is_peer)) and _auto(arms) > best[0]
-    ]
+    lost = [(_ratio(arms), cell, _best_peer(arms)[1]) for cell, arms in compared.items() if _ratio(arms) > 1]
     if not lost:
-        return f"`hw_auto` loses none of {len(compared)} cells." if compared else ""
+        return f"`{OURS}` loses none of {len(compared)} cells." if compared else ""
     words = ", ".join(f"{cell} {ratio:.2f}x of {arm}" for ratio, cell, arm in sorted(lost, reverse=True))
-    return f"`hw_auto` loses {len(lost)} of {len(compared)} cells: {words}."
+    return f"`{OURS}` loses {len(lost)} of {len(compared)} cells: {words}."
 
 
 def _planning(cells):
     body = []
-    for name in dict.fromkeys(name for arms in cells.values() for name in arms):
+    for name in _names(cells):
         rows = [arms[name] for arms in cells.values() if name in arms and arms[name]["status"] == "ok"]
         times = sorted(float(row["plan_us"]) for row in rows)
-        if times and rows[0]["library"] != FLOOR:
+        if times and rows[0]["library"] != "floor":
             values = (statistics.median(times), times[0], times[-1])
             body.append([name, rows[0]["plan_on"], *(f"{value:.0f}" for value in values)])
     if not body:
