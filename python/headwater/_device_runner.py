@@ -97,5 +97,5 @@ class TableRunner(DeviceRunner):
         self._rows = block_table.shape[0] if qo_indptr is None else None
 
     def rows_written(self):
-        """One of each request of the last plan; None with qo_indptr, which only the device reads."""
-        return self._rows
+        """One of each request of the last plan; None with qo_indptr, which only the device reads, and while captured."""
+        return None if torch.cuda.is_current_stream_capturing() else self._rows

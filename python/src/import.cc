@@ -169,6 +169,9 @@ bool Array::import_torch(nb::handle object) {
   if (!is_torch_tensor(object)) return false;
   try {
     if (nb::cast<bool>(object.attr("requires_grad"))) refuse_gradient(name_);
+    if (nb::cast<bool>(object.attr("is_neg")())) {  // its memory holds the numbers with the other sign
+      refuse(name_ + " is a negated view, whose numbers are not in memory: pass " + name_ + ".resolve_neg()");
+    }
     if (exchange_torch(object)) return true;
     if (nb::cast<bool>(object.attr("is_cuda"))) {
       device_type_ = nb::device::cuda::value;

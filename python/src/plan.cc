@@ -162,9 +162,8 @@ void bind_batch(nb::module_& m) {
       std::string(
           "One step's requests: query rows and page tables in CSR form. Pages that several requests name at the same\n"
           "position are shared; sharing is found by comparing ids. Arrays are read in place, by `plan` and `update`\n"
-          "alone: a Batch may be kept and its arrays rewritten from step to step, but not while a call reads them, "
-          "nor\n"
-          "their memory be taken away (resize_).\n\n"
+          "alone: a Batch may be kept and its arrays rewritten from step to step, but not while a call reads\n"
+          "them, nor their memory be taken away (resize_).\n\n"
           "Args:\n  qo_indptr: int32 [B+1], query row offsets, qo_indptr[0] = 0.\n") +
       kTableArgs +
       "  null_page: an id that never counts as shared; -1: none.\n"

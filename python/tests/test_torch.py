@@ -97,6 +97,7 @@ def test_refusals_name_the_argument(tensors):
         (q.to_sparse(), "q is a Tensor without memory that can be read"),
         (q.clone().requires_grad_(), "q requires a gradient"),
         (q.double(), "q has dtype float64"),
+        (torch._neg_view(q), "q is a negated view"),
     ):
         with pytest.raises(ValueError, match=match):
             headwater.run(plan, wrong, (k, v))

@@ -272,16 +272,18 @@ def test_what_headwater_does_not_serve_is_flash_attentions(gpu, torch, change):
     assert not isinstance(builder.build(0, common), gpu.HeadwaterMetadata)
 
 
-def test_views_of_a_cache_are_kept_as_long_as_it(gpu, torch):
+@pytest.mark.parametrize("made_in_inference_mode", [False, True])  # as vLLM does; as it profiles
+def test_views_of_a_cache_are_kept_as_long_as_it(gpu, torch, made_in_inference_mode):
     impl = gpu.HeadwaterImpl.__new__(gpu.HeadwaterImpl)
     impl.head_size, impl._cache, impl._kv = 4, None, None
-    with torch.inference_mode():  # as vLLM runs layers
+    with torch.inference_mode(made_in_inference_mode):
         first = torch.zeros(5, 2, 16, 8)
+        again = first.detach()[:3]  # the same address, fewer blocks
+    with torch.inference_mode():  # as vLLM runs layers
         k, v = impl._views(first)
         assert k.shape == v.shape == (5, 16, 2, 4) and impl._views(first)[0] is k
-        again = first[:3]  # the same address, fewer blocks
-        assert impl._views(again)[0].shape[0] == 3
-        storage = weakref.ref(again)
-        del first, k, v, again
+        gone = weakref.ref(first)
+        del first, k, v
         gc.collect()
-        assert storage() is None and impl._kv is None and impl._cache is None
+        assert gone() is None and impl._kv is None and impl._cache is None
+        assert impl._views(again)[0].shape[0] == 3

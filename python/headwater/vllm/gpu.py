@@ -366,7 +366,8 @@ class HeadwaterImpl(FlashAttentionImpl):
         """(k, v), each [blocks, block, Hkv, D], of [blocks, Hkv, block, 2 D]; any strides. Kept as long as the cache is."""
         if self._cache is None or self._cache() is not kv_cache:
             self._cache = weakref.ref(kv_cache, self._forget_views)
-            self._kv = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+            # Detached: a view of the cache itself would keep it.
+            self._kv = kv_cache.detach().transpose(1, 2).split(self.head_size, dim=-1)
         return self._kv
 
     def _forget_views(self, gone):
