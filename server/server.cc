@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <exception>
-#include <string>
 #include <utility>
 
 #include "cli/outcome.h"
@@ -29,16 +27,6 @@ ServerOptions checked(ServerOptions options) {
         fmt::format("the API key has byte 0x{:02x} at {}, expected printable ASCII, no blank at an end", byte, i));
   }
   return options;
-}
-
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return e.what();
-  } catch (...) {
-    return "unknown";
-  }
 }
 
 }  // namespace
@@ -175,7 +163,6 @@ Server::Ended Server::run(bool handle_signals) {
   };
   if (!s.loop->stop_within(left()) || !s.api->stop_worker_within(left())) {
     s.log->warn("stuck", {{"why", std::string("a step, a model's loading or a tokenisation takes long")}});
-    if (s.failure) s.log->error("failed", {{"error", text_of(s.failure)}});  // nobody rethrows it
     return Ended::stuck;
   }
   if (s.failure) std::rethrow_exception(s.failure);

@@ -4,7 +4,6 @@ greedily, and the tokens are compared. Kinds of batches, graphs, runners, caches
 
 import concurrent.futures
 import dataclasses
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -14,26 +13,14 @@ import sys
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 
 vllm_decode = pytest.importorskip("vllm_decode", reason="bench/vllm_decode.py is not there")
+from test_vllm_gpu import MISSING  # noqa: E402
 
-
-def _missing():
-    try:
-        importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        return "vLLM is not installed"
-    if not torch.cuda.is_available():
-        return "there is no GPU"
-    import headwater.cuda
-
-    return None if headwater.cuda.is_built() else "this headwater was built without CUDA"
-
-
-pytestmark = pytest.mark.skipif(_missing() is not None, reason=_missing() or "")
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 
 VOCABULARY = 4096
 _COMMON = {

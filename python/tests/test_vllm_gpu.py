@@ -24,7 +24,8 @@ def _missing():
     return None if headwater.cuda.is_built() else "this headwater was built without CUDA"
 
 
-pytestmark = pytest.mark.skipif(_missing() is not None, reason=_missing() or "")
+MISSING = _missing()
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 
 
 BLOCKS = 600
