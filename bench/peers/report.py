@@ -145,7 +145,8 @@ def _planning(cells):
             body.append([name, rows[0]["plan_on"], *(f"{value:.0f}" for value in values)])
     if not body:
         return ""
-    return "Planning, once a step, microseconds over the cells (host: called, and waited for; device: in a graph):\n\n" + _lines(["arm", "on", "median", "least", "most"], body)
+    title = "Planning, once a step, microseconds over the cells (host: called, and waited for; device: in a graph):"
+    return title + "\n\n" + _lines(["arm", "on", "median", "least", "most"], body)
 
 
 def _missing(cells):
